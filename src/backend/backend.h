@@ -1,0 +1,73 @@
+/*
+ * Where math runs: memory of the device and the few computations the ring needs. This table and
+ * ra_comm_callbacks are the two waists of the library; nothing else is pluggable. The contract of
+ * the kernels is written here, once.
+ *
+ * Scores are scale * q.k, in f32 or better; softmax, lse, delta and all sums in f32. Only pairs
+ * that the cover's mask allows contribute, and only rows of its pieces are read: a NaN anywhere
+ * else cannot reach a result. Kernels are deterministic: same inputs, same team size, same level,
+ * same bits. Jobs are checked by the callers; kernels assert.
+ */
+#ifndef RA_BACKEND_BACKEND_H
+#define RA_BACKEND_BACKEND_H
+
+#include "plan/cover.h"
+#include "tensor/tensor.h"
+
+/* Forward over one cover. For every query piece: start from (acc, lse), or from nothing if the
+ * piece is fresh; fold the partners in; store out in its dtype and the final lse if the piece is
+ * final, else acc and lse. The state between computations is normalised: acc is the
+ * softmax-weighted mean so far, lse its log-sum-exp; resuming is a running softmax with maximum
+ * lse, sum 1 and numerator acc. A row without any key so far is acc 0, lse -inf. */
+typedef struct ra_fold_job {
+    const ra_cover *cover;
+    float scale;
+    ra_tensor q; /* [B, Hq, S, D] dtype */
+    ra_tensor
+        k[RA_SOURCE_COUNT]; /* [*, Hkv, *, D] dtype; data NULL if no key piece uses the source */
+    ra_tensor v[RA_SOURCE_COUNT]; /* like k */
+    ra_tensor acc; /* [B, Hq, S, D] f32, in/out; data NULL if every piece is fresh and final */
+    ra_tensor lse; /* [B, Hq, S, 1] f32, in/out */
+    ra_tensor out; /* [B, Hq, S, D] dtype of q */
+} ra_fold_job;
+
+/* Backward over one cover: adds to dq, dk, dv with p = exp(scale s - lse), ds = p (dout.v - delta)
+ * scale. lse and delta are those of the whole row, over all hops. Sources without key pieces have
+ * data NULL everywhere. */
+typedef struct ra_grad_job {
+    const ra_cover *cover;
+    float scale;
+    ra_tensor q, dout;            /* [B, Hq, S, D] dtype */
+    ra_tensor k[RA_SOURCE_COUNT]; /* [*, Hkv, *, D] dtype */
+    ra_tensor v[RA_SOURCE_COUNT];
+    ra_tensor lse, delta;          /* [B, Hq, S, 1] f32 */
+    ra_tensor dq;                  /* [B, Hq, S, D] f32, added to */
+    ra_tensor dk[RA_SOURCE_COUNT]; /* like k, f32, added to */
+    ra_tensor dv[RA_SOURCE_COUNT];
+} ra_grad_job;
+
+typedef struct ra_backend_ops {
+    const char *name;
+    ra_status (*alloc)(void *self, size_t bytes, void **out); /* device memory, zeroed */
+    void (*free)(void *self, void *memory);
+    ra_status (*fold)(void *self, const ra_fold_job *job);
+    ra_status (*grad)(void *self, const ra_grad_job *job);
+    ra_status (*fill)(void *self, const ra_tensor *t, float value);
+    ra_status (*add)(void *self, const ra_tensor *to, const ra_tensor *from); /* f32, same sizes */
+    ra_status (*cast)(void *self, const ra_tensor *to,
+                      const ra_tensor *from); /* f32 to any dtype */
+    ra_status (*row_dot)(void *self, const ra_tensor *a, const ra_tensor *b,
+                         const ra_tensor *dot); /* f32 sum over D */
+    const char *(*level)(void *self);
+    void (*close)(void *self);
+} ra_backend_ops;
+
+struct ra_backend {
+    const ra_backend_ops *ops;
+    void *self;
+};
+
+/* Wraps a table; takes over `self`, also when it fails. */
+ra_status ra_backend_wrap(const ra_backend_ops *ops, void *self, ra_backend **out);
+
+#endif
