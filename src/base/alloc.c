@@ -73,6 +73,12 @@ void ra_free(void *memory)
     }
 }
 
+size_t ra_alloc_bytes(const void *memory)
+{
+    return memory ? ((const header *)(const void *)((const char *)memory - RA_ALIGN_BYTES))->bytes
+                  : 0;
+}
+
 ra_status ra_reserve(void *array, int64_t *capacity, int64_t needed, size_t bytes)
 {
     if (needed <= *capacity) {

@@ -25,6 +25,8 @@ ra_alloc_probe *ra_alloc_watch(ra_alloc_probe *probe);
  * bytes 0 gives NULL. */
 ra_status ra_alloc(size_t count, size_t bytes, void *out);
 void ra_free(void *memory);
+/* What was asked for; 0 for NULL. */
+size_t ra_alloc_bytes(const void *memory);
 
 /* Makes room for `needed` elements in *array (of *capacity), at least doubling; content is kept,
  * the rest is zero. */

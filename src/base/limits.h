@@ -7,6 +7,7 @@
 
 enum {
     RA_RANKS_MAX = 4096,
+    RA_THREAD_RANKS_MAX = 1024, /* ranks of one process */
     RA_LAYERS_MAX = 16,
     RA_HEADS_MAX = 1024,
     RA_HEAD_DIM_MAX = 512,

@@ -1,0 +1,75 @@
+# A short front for CMake: each target does its own set-up and says what it installs. CMake users
+# need none of this, see CMakePresets.json.
+PREFIX ?= /usr/local
+DESTDIR ?=
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+RINGATTN = build/release/ringattn
+DEMO = tests/golden/global_packed.safetensors tests/golden/sliding_vision_packed.safetensors
+
+# $(call build,PRESET,CMAKE ARGUMENTS,BUILD ARGUMENTS): the log is shown only if something fails.
+build = mkdir -p build && echo 'building preset $(1), log in build/$(1).log' && \
+    { cmake --preset $(1) $(2) && cmake --build --preset $(1) -j $(JOBS) $(3); } \
+    >build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }
+
+.PHONY: help demo check bench install lint asan tsan fuzz coverage clean
+
+help:
+	@echo 'make demo      build, then check two captured Gemma 4 layers on 4 ranks, forward and backward'
+	@echo 'make check     build with asserts and run every test'
+	@echo 'make bench     time forward and backward on this machine'
+	@echo 'make install   install under PREFIX ($(PREFIX)); DESTDIR is honoured'
+	@echo 'make asan      the tests under AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make tsan      the tests under ThreadSanitizer'
+	@echo 'make fuzz      20 seconds of every fuzz target (clang)'
+	@echo 'make lint      format, layers, exports, sizes, static analysis, manual pages'
+	@echo 'make coverage  the tests with line counts, a table at the end'
+	@echo 'make clean     remove build/'
+
+demo:
+	@tools/setup.sh demo
+	@$(call build,release,,--target ringattn-cli)
+	$(RINGATTN) check $(DEMO) --ranks 4
+
+check:
+	@tools/setup.sh check
+	@$(call build,dev)
+	ctest --preset dev -j $(JOBS)
+
+bench:
+	@tools/setup.sh demo
+	@$(call build,release,,--target ringattn-cli)
+	$(RINGATTN) bench
+
+install:
+	@tools/setup.sh demo
+	@$(call build,release,-DCMAKE_INSTALL_PREFIX='$(PREFIX)')
+	DESTDIR='$(DESTDIR)' cmake --install build/release
+
+lint:
+	@tools/setup.sh check
+	@$(call build,dev)
+	tools/lint.sh build/dev
+
+asan:
+	@tools/setup.sh check
+	@$(call build,asan-ubsan)
+	RA_TEST_STEPS=$${RA_TEST_STEPS:-20} ctest --preset asan-ubsan -j $(JOBS)
+
+tsan:
+	@tools/setup.sh check
+	@$(call build,tsan)
+	RA_TEST_STEPS=$${RA_TEST_STEPS:-10} ctest --preset tsan -j $(JOBS)
+
+fuzz:
+	@tools/setup.sh fuzz
+	@$(call build,fuzz)
+	ctest --preset fuzz -j $(JOBS)
+
+coverage:
+	@tools/setup.sh check
+	@$(call build,coverage)
+	ctest --preset coverage -j $(JOBS)
+	tools/coverage.py
+
+clean:
+	rm -rf build

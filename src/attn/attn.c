@@ -1,0 +1,204 @@
+/*
+ * The two calls, and the file to read first: check, walk the plan's hops, finish. While hop h is
+ * computed, the rows of hop h + 1 and the gradients of hop h - 1 travel. Which rows travel and what
+ * a hop covers is the plan's business (plan/schedule.h); how they travel is the ring's
+ * (ring/collect.h, ring/route.h); the mathematics is the backend's (backend/backend.h).
+ */
+#include <math.h>
+
+#include "attn/check.h"
+#include "ring/collect.h"
+#include "ring/route.h"
+
+/* Padding attends nothing: these rows are in no hop. */
+static ra_status fill_idle(const ra_plan *plan, const ra_tensor *t, float value)
+{
+    const ra_backend *backend = plan->step->ctx->backend;
+    for (int64_t i = 0; i < plan->step->idle_count; i++) {
+        const ra_idle_rows *idle = &plan->step->idle[i];
+        ra_tensor rows = ra_tensor_slice_seq(t, idle->index, idle->count);
+        rows.data = ra_tensor_at(&rows, idle->row, 0, 0);
+        rows.size[RA_ROW] = 1;
+        RA_TRY(backend->ops->fill(backend->self, &rows, value));
+    }
+    return RA_OK;
+}
+
+/* The ring's side of one call. It lives in the public call's frame until no courier task can use it
+ * any more. */
+typedef struct ring_call {
+    ra_ring ring;
+    ra_collect collect;
+    ra_route route;
+} ring_call;
+
+static void open_collect(ra_ctx *ctx, const ra_plan *plan, const ra_tensor *k, const ra_tensor *v,
+                         void *const slot_k[2], void *const slot_v[2], ring_call *call)
+{
+    call->ring = ra_ctx_ring(ctx, &plan->schedule, plan->layer);
+    call->collect = (ra_collect){
+        .ring = &call->ring,
+        .k = *k,
+        .v = *v,
+        .slot_k = {slot_k[0], slot_k[1]},
+        .slot_v = {slot_v[0], slot_v[1]},
+    };
+}
+
+static ra_status run_forward(ra_ctx *ctx, const ra_plan *plan, const ra_forward_io *io,
+                             ring_call *call)
+{
+    const ra_backend *backend = ctx->backend;
+    ra_scratch_shape shape = ra_plan_shape(plan);
+    ra_forward_scratch s = ra_forward_carve(&shape, ctx->scratch);
+    open_collect(ctx, plan, &io->k, &io->v, s.slot_k, s.slot_v, call);
+    if (ctx->options.keep_kv) {
+        call->collect.kept_k = io->kept_k;
+        call->collect.kept_v = io->kept_v;
+    }
+    RA_TRY(fill_idle(plan, &io->out, 0.0f));
+    RA_TRY(fill_idle(plan, &io->lse, -INFINITY));
+    ra_collect_start(&call->collect);
+    for (int h = 0; h < plan->schedule.hop_count; h++) {
+        ra_fold_job job = {
+            .cover = &plan->schedule.hop[h].cover,
+            .scale = plan->layer->scale,
+            .q = io->q,
+            .k = {[RA_SOURCE_OWN] = io->k},
+            .v = {[RA_SOURCE_OWN] = io->v},
+            .acc = s.acc,
+            .lse = io->lse,
+            .out = io->out,
+        };
+        if (h > 0) {
+            RA_TRY(ra_collect_next(&call->collect, h, &job.k[RA_SOURCE_CHUNK],
+                                   &job.v[RA_SOURCE_CHUNK]));
+        }
+        if (job.cover->q_count > 0) {
+            int64_t begin = ra_trace_begin(ctx->options.trace);
+            RA_TRY(backend->ops->fold(backend->self, &job));
+            ra_trace_end(ctx->options.trace, begin, "forward", RA_LANE_COMPUTE,
+                         ra_comm_rank(ctx->comm), h);
+        }
+    }
+    return RA_OK;
+}
+
+/* Zero sums, and delta = rowsum(out * dout). */
+static ra_status open_sums(const ra_backend *backend, const ra_backward_io *io,
+                           const ra_backward_scratch *s)
+{
+    RA_TRY(backend->ops->fill(backend->self, &s->dq, 0.0f));
+    RA_TRY(backend->ops->fill(backend->self, &s->dk, 0.0f));
+    RA_TRY(backend->ops->fill(backend->self, &s->dv, 0.0f));
+    return backend->ops->row_dot(backend->self, &io->out, &io->dout, &s->delta);
+}
+
+static ra_status walk_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backward_io *io,
+                               const ra_backward_scratch *s, ring_call *call)
+{
+    const ra_backend *backend = ctx->backend;
+    ra_collect_start(&call->collect);
+    for (int h = 0; h < plan->schedule.hop_count; h++) {
+        ra_grad_job job = {
+            .cover = &plan->schedule.hop[h].cover,
+            .scale = plan->layer->scale,
+            .q = io->q,
+            .dout = io->dout,
+            .k = {[RA_SOURCE_OWN] = io->k},
+            .v = {[RA_SOURCE_OWN] = io->v},
+            .lse = io->lse,
+            .delta = s->delta,
+            .dq = s->dq,
+            .dk = {[RA_SOURCE_OWN] = s->dk},
+            .dv = {[RA_SOURCE_OWN] = s->dv},
+        };
+        if (h > 0) {
+            RA_TRY(ra_collect_next(&call->collect, h, &job.k[RA_SOURCE_CHUNK],
+                                   &job.v[RA_SOURCE_CHUNK]));
+            RA_TRY(
+                ra_route_slot(&call->route, h, &job.dk[RA_SOURCE_CHUNK], &job.dv[RA_SOURCE_CHUNK]));
+        }
+        if (job.cover->q_count > 0) {
+            int64_t begin = ra_trace_begin(ctx->options.trace);
+            RA_TRY(backend->ops->grad(backend->self, &job));
+            ra_trace_end(ctx->options.trace, begin, "backward", RA_LANE_COMPUTE,
+                         ra_comm_rank(ctx->comm), h);
+        }
+        if (h > 0) {
+            ra_route_send(&call->route, h);
+        }
+    }
+    return ra_route_finish(&call->route);
+}
+
+static ra_status run_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backward_io *io,
+                              ring_call *call)
+{
+    const ra_backend *backend = ctx->backend;
+    ra_scratch_shape shape = ra_plan_shape(plan);
+    ra_backward_scratch s = ra_backward_carve(&shape, ctx->scratch);
+    open_collect(ctx, plan, &io->k, &io->v, s.slot_k, s.slot_v, call);
+    if (ctx->options.keep_kv) {
+        call->collect.kept_k = io->kept_k;
+        call->collect.kept_v = io->kept_v;
+        call->collect.arrived = true;
+    }
+    call->route = (ra_route){
+        .ring = &call->ring,
+        .dk = s.dk,
+        .dv = s.dv,
+        .slot_k = {s.partial_k[0], s.partial_k[1]},
+        .slot_v = {s.partial_v[0], s.partial_v[1]},
+        .landing_k = s.landing_k,
+        .landing_v = s.landing_v,
+        .landing_rows = s.landing_rows,
+    };
+    RA_TRY(open_sums(backend, io, &s));
+    RA_TRY(walk_backward(ctx, plan, io, &s, call));
+    RA_TRY(backend->ops->cast(backend->self, &io->dq, &s.dq));
+    RA_TRY(backend->ops->cast(backend->self, &io->dk, &s.dk));
+    return backend->ops->cast(backend->self, &io->dv, &s.dv);
+}
+
+/* A call that failed on its way leaves no number that could be taken for a result. */
+static void spoil(const ra_backend *backend, const ra_tensor *const *results, int count)
+{
+    for (int i = 0; i < count; i++) {
+        backend->ops->fill(backend->self, results[i], NAN);
+    }
+}
+
+ra_status ra_attn_forward(ra_ctx *ctx, const ra_plan *plan, const ra_forward_io *io,
+                          ra_stream stream)
+{
+    (void)stream; /* the CPU backend computes on the calling thread */
+    RA_TRY(ra_ctx_check(ctx));
+    ra_status status = ra_forward_check(ctx, plan, io);
+    if (status) {
+        return ra_ctx_finish(ctx, status);
+    }
+    ring_call call;
+    status = ra_ctx_finish(ctx, run_forward(ctx, plan, io, &call));
+    if (status) {
+        spoil(ctx->backend, (const ra_tensor *const[]){&io->out, &io->lse}, 2);
+    }
+    return status;
+}
+
+ra_status ra_attn_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backward_io *io,
+                           ra_stream stream)
+{
+    (void)stream;
+    RA_TRY(ra_ctx_check(ctx));
+    ra_status status = ra_backward_check(ctx, plan, io);
+    if (status) {
+        return ra_ctx_finish(ctx, status);
+    }
+    ring_call call;
+    status = ra_ctx_finish(ctx, run_backward(ctx, plan, io, &call));
+    if (status) {
+        spoil(ctx->backend, (const ra_tensor *const[]){&io->dq, &io->dk, &io->dv}, 3);
+    }
+    return status;
+}

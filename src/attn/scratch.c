@@ -1,0 +1,91 @@
+/* Carving. */
+#include "attn/scratch.h"
+
+#include "base/alloc.h"
+#include "ring/route.h"
+
+typedef struct carver {
+    char *base;
+    uint64_t used;
+} carver;
+
+static void *carve(carver *c, int64_t bytes)
+{
+    void *at = c->base && bytes > 0 ? c->base + c->used : NULL;
+    c->used += (uint64_t)ra_round_up(bytes, RA_ALIGN_BYTES);
+    return at;
+}
+
+static ra_tensor carve_f32(carver *c, int64_t rows, int64_t heads, int64_t seq, int64_t chan)
+{
+    int64_t bytes = rows * heads * seq * chan * (int64_t)sizeof(float);
+    return ra_tensor_bhsd(carve(c, bytes), RA_F32, rows, heads, seq, chan);
+}
+
+/* Two slots, each as large as the largest chunk that comes into it. */
+static void carve_slots(carver *c, const ra_scratch_shape *shape, size_t element, void *slot_k[2],
+                        void *slot_v[2])
+{
+    int64_t row_bytes = (int64_t)shape->layer->kv_heads * shape->layer->head_dim * (int64_t)element;
+    for (int slot = 0; slot < 2; slot++) {
+        int64_t rows = 0;
+        for (int h = 0; h < shape->schedule->hop_count; h++) {
+            if (h % 2 == slot) {
+                rows = ra_max_i64(rows, shape->schedule->hop[h].chunk_rows);
+            }
+        }
+        slot_k[slot] = carve(c, rows * row_bytes);
+        slot_v[slot] = carve(c, rows * row_bytes);
+    }
+}
+
+ra_forward_scratch ra_forward_carve(const ra_scratch_shape *shape, void *base)
+{
+    ra_forward_scratch s = {0};
+    carver c = {.base = base};
+    const ra_layer *layer = shape->layer;
+    if (shape->schedule->resumes) {
+        s.acc = carve_f32(&c, shape->rows, layer->q_heads, shape->seq_local, layer->head_dim);
+    }
+    if (!shape->keep_kv) {
+        carve_slots(&c, shape, ra_dtype_bytes(layer->dtype), s.slot_k, s.slot_v);
+    }
+    s.bytes = c.used;
+    return s;
+}
+
+ra_backward_scratch ra_backward_carve(const ra_scratch_shape *shape, void *base)
+{
+    ra_backward_scratch s = {0};
+    carver c = {.base = base};
+    const ra_layer *layer = shape->layer;
+    int64_t rows = shape->rows, seq = shape->seq_local, dim = layer->head_dim;
+    s.delta = carve_f32(&c, rows, layer->q_heads, seq, 1);
+    s.dq = carve_f32(&c, rows, layer->q_heads, seq, dim);
+    s.dk = carve_f32(&c, rows, layer->kv_heads, seq, dim);
+    s.dv = carve_f32(&c, rows, layer->kv_heads, seq, dim);
+    if (!shape->keep_kv) {
+        carve_slots(&c, shape, ra_dtype_bytes(layer->dtype), s.slot_k, s.slot_v);
+    }
+    carve_slots(&c, shape, sizeof(float), s.partial_k, s.partial_v);
+    s.landing_rows = ra_route_landing_rows(shape->schedule, layer->kv_heads, dim);
+    s.landing_k = carve(&c, s.landing_rows * layer->kv_heads * dim * (int64_t)sizeof(float));
+    s.landing_v = carve(&c, s.landing_rows * layer->kv_heads * dim * (int64_t)sizeof(float));
+    s.bytes = c.used;
+    return s;
+}
+
+int64_t ra_scratch_blocks(const ra_scratch_shape *shape)
+{
+    int64_t ranges_max = 0;
+    for (int h = 0; h < shape->schedule->hop_count; h++) {
+        const ra_hop *hop = &shape->schedule->hop[h];
+        int64_t ranges = 0;
+        for (int l = hop->leg_first; l < hop->leg_first + hop->leg_count; l++) {
+            ranges += shape->schedule->leg[l].send.range_count;
+            ranges += shape->schedule->leg[l].recv.range_count;
+        }
+        ranges_max = ra_max_i64(ranges_max, ranges);
+    }
+    return 2 * shape->layer->kv_heads * ranges_max; /* keys and values */
+}

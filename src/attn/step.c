@@ -1,0 +1,112 @@
+/* Gathered metadata to a step: shards, tokens, pieces, and a plan for every layer kind. */
+#include "attn/step.h"
+
+#include "attn/gathered.h"
+#include "base/alloc.h"
+
+ra_scratch_shape ra_plan_shape(const ra_plan *plan)
+{
+    return (ra_scratch_shape){
+        .schedule = &plan->schedule,
+        .layer = plan->layer,
+        .rows = plan->step->rows,
+        .seq_local = plan->step->seq_local,
+        .keep_kv = plan->step->ctx->options.keep_kv,
+    };
+}
+
+static ra_status build_plan(ra_step *step, const ra_layer *layer, ra_plan *plan)
+{
+    plan->step = step;
+    plan->layer = layer;
+    plan->choice =
+        ra_path_choose(layer, step->has_documents, step->has_vision, step->shards.contiguous);
+    const ra_schedule_inputs inputs = {
+        .tokens = &step->tokens,
+        .pieces = &step->pieces,
+        .mask = ra_mask_of_layer(layer),
+        .rank = ra_comm_rank(step->ctx->comm),
+        .rank_count = ra_comm_size(step->ctx->comm),
+        .neighbourhood = plan->choice.path == RA_PATH_SLIDING,
+    };
+    RA_TRY(ra_schedule_build(&inputs, &plan->schedule));
+    ra_scratch_shape shape = ra_plan_shape(plan);
+    plan->forward_bytes = ra_forward_carve(&shape, NULL).bytes;
+    plan->backward_bytes =
+        step->ctx->options.forward_only ? 0 : ra_backward_carve(&shape, NULL).bytes;
+    return RA_OK;
+}
+
+static ra_status build_step(ra_step *step, const ra_gathered *gathered)
+{
+    ra_ctx *ctx = step->ctx;
+    int rank = ra_comm_rank(ctx->comm);
+    uint64_t scratch_bytes = 0;
+    int64_t blocks = 0;
+    step->rows = gathered->rows;
+    step->has_documents = gathered->has_documents;
+    RA_TRY(ra_shards_build(ra_comm_size(ctx->comm), gathered->run_counts, gathered->runs,
+                           &step->shards));
+    step->seq_local = step->shards.length[rank];
+    RA_TRY(ra_tokens_build(&step->shards, step->rows, gathered->token_counts, gathered->token_runs,
+                           &step->tokens));
+    step->has_vision = step->tokens.block_count > 0;
+    RA_TRY(ra_pieces_build(&step->shards, &step->tokens, &step->pieces));
+    RA_TRY(ra_pieces_idle(&step->pieces, &step->shards, step->rows, rank, &step->idle,
+                          &step->idle_count));
+    for (int i = 0; i < ctx->layer_count; i++) {
+        ra_plan *plan = &step->plan[i];
+        RA_TRY(build_plan(step, &ctx->layer[i], plan));
+        ra_scratch_shape shape = ra_plan_shape(plan);
+        uint64_t bytes =
+            plan->forward_bytes > plan->backward_bytes ? plan->forward_bytes : plan->backward_bytes;
+        scratch_bytes = bytes > scratch_bytes ? bytes : scratch_bytes;
+        blocks = ra_max_i64(blocks, ra_scratch_blocks(&shape));
+    }
+    return ctx->options.plan_only ? RA_OK : ra_ctx_reserve(ctx, scratch_bytes, blocks);
+}
+
+ra_status ra_step_create(ra_ctx *ctx, const ra_step_desc *desc, ra_step **out)
+{
+    RA_TRY(ra_ctx_check(ctx));
+    ra_step *step = NULL;
+    ra_gathered gathered = {0};
+    int timeout_ms = ctx->options.timeout_ms;
+    ra_status status = out ? RA_NEW(&step, 1) : RA_FAIL(RA_E_ARG, "out: NULL");
+    status = ra_comm_agree(ctx->comm, status, timeout_ms);
+    status = status ? status : ra_gathered_build(ctx, desc, &gathered);
+    if (!status) {
+        step->ctx = ctx;
+        status = build_step(step, &gathered);
+        status = ra_comm_agree(ctx->comm, status, timeout_ms);
+    }
+    ra_gathered_free(&gathered);
+    if (status) {
+        ra_step_free(step);
+        if (status == RA_E_COMM) {
+            ra_ctx_finish(ctx, status);
+        }
+        return status;
+    }
+    *out = step;
+    return RA_OK;
+}
+
+void ra_step_free(ra_step *step)
+{
+    if (step) {
+        for (int i = 0; i < RA_LAYERS_MAX; i++) {
+            ra_schedule_free(&step->plan[i].schedule);
+        }
+        ra_shards_free(&step->shards);
+        ra_tokens_free(&step->tokens);
+        ra_pieces_free(&step->pieces);
+        ra_free(step->idle);
+        ra_free(step);
+    }
+}
+
+const ra_plan *ra_step_plan(const ra_step *step, int layer)
+{
+    return step && layer >= 0 && layer < step->ctx->layer_count ? &step->plan[layer] : NULL;
+}

@@ -1,0 +1,241 @@
+/* Variable-length attention on packed tokens, one rank: turns prefix sums into a cover in which
+ * every segment is a row of its own, and lets the backend compute it. Must not know rings. */
+#include "base/alloc.h"
+#include "backend/backend.h"
+#include "rule/layer.h"
+#include "tensor/check.h"
+
+static ra_status cu_check(const int32_t *cu, const char *name, int64_t segments)
+{
+    if (!cu) {
+        return RA_FAIL(RA_E_ARG, "lens.%s: NULL, expected %lld elements", name,
+                       (long long)(segments + 1));
+    }
+    if (cu[0] != 0) {
+        return RA_FAIL(RA_E_ARG, "lens.%s[0]: %d, expected 0", name, (int)cu[0]);
+    }
+    for (int64_t i = 1; i <= segments; i++) {
+        if (cu[i] < cu[i - 1]) {
+            return RA_FAIL(RA_E_ARG, "lens.%s[%lld]: %d, expected at least %d, the one before",
+                           name, (long long)i, (int)cu[i], (int)cu[i - 1]);
+        }
+    }
+    return RA_OK;
+}
+
+/* The tensors that both directions read. */
+static ra_status inputs_check(const ra_backend *backend, const ra_layer *layer,
+                              const ra_varlen *lens, const ra_tensor *q, const ra_tensor *k,
+                              const ra_tensor *v)
+{
+    if (!backend) {
+        return RA_FAIL(RA_E_ARG, "backend: NULL, expected an open backend");
+    }
+    RA_TRY(ra_layer_check(layer));
+    if (!lens) {
+        return RA_FAIL(RA_E_ARG, "lens: NULL, expected prefix sums");
+    }
+    if (lens->size != sizeof *lens) {
+        return RA_FAIL(RA_E_ARG, "lens.size: %zu, expected %zu", lens->size, sizeof *lens);
+    }
+    if (lens->segments < 0 || lens->segments > INT32_MAX) {
+        return RA_FAIL(RA_E_ARG, "lens.segments: %lld, expected 0 to %d", (long long)lens->segments,
+                       INT32_MAX);
+    }
+    RA_TRY(cu_check(lens->cu_q, "cu_q", lens->segments));
+    RA_TRY(cu_check(lens->cu_k, "cu_k", lens->segments));
+    int64_t tq = lens->cu_q[lens->segments], tk = lens->cu_k[lens->segments];
+    RA_TRY(ra_tensor_check(q, "q", layer->dtype, 1, layer->q_heads, tq, layer->head_dim));
+    RA_TRY(ra_tensor_check(k, "k", layer->dtype, 1, layer->kv_heads, tk, layer->head_dim));
+    return ra_tensor_check(v, "v", layer->dtype, 1, layer->kv_heads, tk, layer->head_dim);
+}
+
+static ra_status size_check(const void *io, size_t size, size_t expected)
+{
+    if (!io) {
+        return RA_FAIL(RA_E_ARG, "io: NULL, expected tensors");
+    }
+    if (size != expected) {
+        return RA_FAIL(RA_E_ARG, "io.size: %zu, expected %zu", size, expected);
+    }
+    return RA_OK;
+}
+
+static ra_piece piece_of(int64_t segment, int64_t pos, int64_t count, int64_t index)
+{
+    return (ra_piece){
+        .row = segment,
+        .pos = pos,
+        .count = count,
+        .index = index,
+        .doc = 1,
+        .source = RA_SOURCE_OWN,
+        .fresh = true,
+        .final = true,
+    };
+}
+
+/* Key j of a segment stands at position j; its queries end where its keys end, so the first may
+ * stand before position 0. Queries that see no key are a piece of their own: it has no partner,
+ * and whatever their gradient holds is never read. */
+static ra_status cover_build(const ra_layer *layer, const ra_varlen *lens, const ra_tokens *tokens,
+                             ra_cover *cover)
+{
+    cover->tokens = tokens;
+    cover->mask = ra_mask_of_layer(layer);
+    cover->mask.vision = RA_VISION_OFF;
+    RA_TRY(RA_NEW(&cover->q, 2 * lens->segments));
+    RA_TRY(RA_NEW(&cover->k, lens->segments));
+    int64_t ahead = ra_mask_reach(&cover->mask, 0, (ra_range){0, 0}).end;
+    for (int64_t i = 0; i < lens->segments; i++) {
+        int64_t q_index = lens->cu_q[i], q_count = lens->cu_q[i + 1] - q_index;
+        int64_t k_index = lens->cu_k[i], k_count = lens->cu_k[i + 1] - k_index;
+        int64_t pos = k_count - q_count;
+        int64_t blind = ra_clamp_i64(1 - ahead - pos, 0, q_count);
+        if (blind > 0) {
+            cover->q[cover->q_count++] = piece_of(i, pos, blind, q_index);
+        }
+        if (q_count > blind) {
+            cover->q[cover->q_count++] = piece_of(i, pos + blind, q_count - blind, q_index + blind);
+        }
+        if (k_count > 0) {
+            cover->k[cover->k_count++] = piece_of(i, 0, k_count, k_index);
+        }
+    }
+    ra_cover_link(cover);
+    return RA_OK;
+}
+
+ra_status ra_varlen_forward(ra_backend *backend, const ra_layer *layer, const ra_varlen *lens,
+                            const ra_forward_io *io)
+{
+    ra_cover cover = {0};
+    ra_tokens tokens = {0};
+    RA_TRY(size_check(io, io ? io->size : 0, sizeof *io));
+    RA_TRY(inputs_check(backend, layer, lens, &io->q, &io->k, &io->v));
+    int64_t tq = lens->cu_q[lens->segments];
+    RA_TRY(ra_tensor_check_output(&io->out, "out", layer->dtype, 1, layer->q_heads, tq,
+                                  layer->head_dim));
+    RA_TRY(ra_tensor_check_output(&io->lse, "lse", RA_F32, 1, layer->q_heads, tq, 1));
+    RA_TRY(ra_apart_check(&io->out, "out", &io->q, "q"));
+    RA_TRY(ra_apart_check(&io->out, "out", &io->k, "k"));
+    RA_TRY(ra_apart_check(&io->out, "out", &io->v, "v"));
+    RA_TRY(ra_apart_check(&io->out, "out", &io->lse, "lse"));
+    ra_status status = cover_build(layer, lens, &tokens, &cover);
+    if (!status && cover.q_count > 0) {
+        ra_fold_job job = {
+            .cover = &cover,
+            .scale = layer->scale,
+            .q = io->q,
+            .k = {[RA_SOURCE_OWN] = io->k},
+            .v = {[RA_SOURCE_OWN] = io->v},
+            .lse = io->lse,
+            .out = io->out,
+        };
+        status = backend->ops->fold(backend->self, &job);
+    }
+    ra_cover_free(&cover);
+    return status;
+}
+
+/* The f32 sums of the backward: carved from one piece of the backend's memory. */
+typedef struct scratch {
+    float *memory;
+    ra_tensor dq, dk, dv, delta;
+} scratch;
+
+/* Places a contiguous f32 tensor at *used floats, and moves *used behind it to the next cache
+ * line. memory NULL only measures. */
+static ra_tensor carve(float *memory, int64_t *used, int64_t heads, int64_t seq, int64_t chan)
+{
+    float *at = memory ? memory + *used : NULL;
+    *used += ra_round_up(heads * seq * chan, RA_ALIGN_BYTES / (int64_t)sizeof *memory);
+    return ra_tensor_bhsd(at, RA_F32, 1, heads, seq, chan);
+}
+
+static int64_t scratch_carve(const ra_layer *layer, int64_t tq, int64_t tk, scratch *s)
+{
+    int64_t used = 0;
+    s->dq = carve(s->memory, &used, layer->q_heads, tq, layer->head_dim);
+    s->dk = carve(s->memory, &used, layer->kv_heads, tk, layer->head_dim);
+    s->dv = carve(s->memory, &used, layer->kv_heads, tk, layer->head_dim);
+    s->delta = carve(s->memory, &used, layer->q_heads, tq, 1);
+    return used;
+}
+
+static ra_status grad_run(ra_backend *backend, const ra_layer *layer, const ra_cover *cover,
+                          const ra_backward_io *io, const scratch *s)
+{
+    const ra_backend_ops *ops = backend->ops;
+    if (cover->q_count > 0 && cover->k_count > 0) {
+        ra_grad_job job = {
+            .cover = cover,
+            .scale = layer->scale,
+            .q = io->q,
+            .dout = io->dout,
+            .k = {[RA_SOURCE_OWN] = io->k},
+            .v = {[RA_SOURCE_OWN] = io->v},
+            .lse = io->lse,
+            .delta = s->delta,
+            .dq = s->dq,
+            .dk = {[RA_SOURCE_OWN] = s->dk},
+            .dv = {[RA_SOURCE_OWN] = s->dv},
+        };
+        RA_TRY(ops->row_dot(backend->self, &io->dout, &io->out, &s->delta));
+        RA_TRY(ops->grad(backend->self, &job));
+    }
+    if (ra_tensor_count(&s->dq) > 0) {
+        RA_TRY(ops->cast(backend->self, &io->dq, &s->dq));
+    }
+    if (ra_tensor_count(&s->dk) > 0) {
+        RA_TRY(ops->cast(backend->self, &io->dk, &s->dk));
+        RA_TRY(ops->cast(backend->self, &io->dv, &s->dv));
+    }
+    return RA_OK;
+}
+
+static ra_status backward_check(const ra_layer *layer, int64_t tq, int64_t tk,
+                                const ra_backward_io *io)
+{
+    int hq = layer->q_heads, hkv = layer->kv_heads, chan = layer->head_dim;
+    RA_TRY(ra_tensor_check(&io->out, "out", layer->dtype, 1, hq, tq, chan));
+    RA_TRY(ra_tensor_check(&io->lse, "lse", RA_F32, 1, hq, tq, 1));
+    RA_TRY(ra_tensor_check(&io->dout, "dout", layer->dtype, 1, hq, tq, chan));
+    RA_TRY(ra_tensor_check_output(&io->dq, "dq", layer->dtype, 1, hq, tq, chan));
+    RA_TRY(ra_tensor_check_output(&io->dk, "dk", layer->dtype, 1, hkv, tk, chan));
+    return ra_tensor_check_output(&io->dv, "dv", layer->dtype, 1, hkv, tk, chan);
+}
+
+ra_status ra_varlen_backward(ra_backend *backend, const ra_layer *layer, const ra_varlen *lens,
+                             const ra_backward_io *io)
+{
+    ra_cover cover = {0};
+    ra_tokens tokens = {0};
+    scratch s = {0};
+    RA_TRY(size_check(io, io ? io->size : 0, sizeof *io));
+    RA_TRY(inputs_check(backend, layer, lens, &io->q, &io->k, &io->v));
+    int64_t tq = lens->cu_q[lens->segments], tk = lens->cu_k[lens->segments];
+    RA_TRY(backward_check(layer, tq, tk, io));
+    int64_t floats = scratch_carve(layer, tq, tk, &s);
+    if (floats == 0) {
+        return RA_OK;
+    }
+    void *memory = NULL;
+    ra_status status = backend->ops->alloc(backend->self, (size_t)floats * sizeof(float), &memory);
+    if (status) {
+        goto done;
+    }
+    s.memory = memory;
+    scratch_carve(layer, tq, tk, &s);
+    status = cover_build(layer, lens, &tokens, &cover);
+    if (status) {
+        goto done;
+    }
+    status = grad_run(backend, layer, &cover, io, &s);
+done:
+    if (memory) {
+        backend->ops->free(backend->self, memory);
+    }
+    ra_cover_free(&cover);
+    return status;
+}

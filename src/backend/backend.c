@@ -1,0 +1,35 @@
+/* The handle around a backend's table. Must not know any backend. */
+#include "backend/backend.h"
+
+#include "base/alloc.h"
+
+ra_status ra_backend_wrap(const ra_backend_ops *ops, void *self, ra_backend **out)
+{
+    ra_backend *backend = NULL;
+    ra_status status = RA_NEW(&backend, 1);
+    if (status) {
+        ops->close(self);
+        return status;
+    }
+    *backend = (ra_backend){ops, self};
+    *out = backend;
+    return RA_OK;
+}
+
+const char *ra_backend_name(const ra_backend *backend)
+{
+    return backend->ops->name;
+}
+
+const char *ra_backend_level(const ra_backend *backend)
+{
+    return backend->ops->level(backend->self);
+}
+
+void ra_backend_close(ra_backend *backend)
+{
+    if (backend) {
+        backend->ops->close(backend->self);
+        ra_free(backend);
+    }
+}

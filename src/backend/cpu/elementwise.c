@@ -1,0 +1,139 @@
+/* Fill, add, cast and row dot over strided tensors, by rows of channels shared out to the team.
+ * Must not know what the numbers mean. */
+#include <string.h>
+
+#include "backend/cpu/cpu.h"
+#include "base/mathx.h"
+
+/* Rows of an item. */
+enum { ROWS = 64 };
+
+typedef struct elementwise elementwise;
+struct elementwise {
+    void (*row)(const elementwise *job, int64_t row, int64_t head, int64_t seq);
+    const ra_tensor *to, *a, *b;
+    float value;
+};
+
+static void run_item(void *arg, int64_t item, int worker)
+{
+    (void)worker;
+    const elementwise *job = arg;
+    const int64_t *size = job->to->size;
+    int64_t end = ra_min_i64((item + 1) * ROWS, size[RA_ROW] * size[RA_HEAD] * size[RA_SEQ]);
+    for (int64_t i = item * ROWS; i < end; i++) {
+        job->row(job, i / size[RA_SEQ] / size[RA_HEAD], i / size[RA_SEQ] % size[RA_HEAD],
+                 i % size[RA_SEQ]);
+    }
+}
+
+static void run_rows(ra_cpu *cpu, elementwise *job)
+{
+    const int64_t *size = job->to->size;
+    int64_t rows = size[RA_ROW] * size[RA_HEAD] * size[RA_SEQ];
+    ra_team_run(cpu->team, ra_ceil_div(rows, ROWS), run_item, job);
+}
+
+/* Channels [at, at + count) of a row as f32. */
+enum { CHUNK = 64 };
+
+static void widen(const void *row, ra_dtype dtype, int64_t at, int64_t count, float out[CHUNK])
+{
+    const uint16_t *half = row;
+    const float *full = row;
+    for (int64_t i = 0; i < count; i++) {
+        out[i] = dtype == RA_BF16  ? ra_bf16_to_f32(half[at + i])
+                 : dtype == RA_F16 ? ra_f16_to_f32(half[at + i])
+                                   : full[at + i];
+    }
+}
+
+static void narrow(const float *from, ra_dtype dtype, int64_t count, void *row)
+{
+    uint16_t *half = row;
+    switch (dtype) {
+    case RA_BF16:
+        for (int64_t i = 0; i < count; i++) {
+            half[i] = ra_f32_to_bf16(from[i]);
+        }
+        break;
+    case RA_F16:
+        for (int64_t i = 0; i < count; i++) {
+            half[i] = ra_f32_to_f16(from[i]);
+        }
+        break;
+    default: memmove(row, from, (size_t)count * sizeof *from); break;
+    }
+}
+
+static void fill_row(const elementwise *job, int64_t row, int64_t head, int64_t seq)
+{
+    char *to = ra_tensor_at(job->to, row, head, seq);
+    size_t bytes = ra_dtype_bytes(job->to->dtype);
+    for (int64_t i = 0; i < job->to->size[RA_CHAN]; i++) {
+        narrow(&job->value, job->to->dtype, 1, to + (size_t)i * bytes);
+    }
+}
+
+static void add_row(const elementwise *job, int64_t row, int64_t head, int64_t seq)
+{
+    float *to = ra_tensor_at(job->to, row, head, seq);
+    const float *from = ra_tensor_at(job->a, row, head, seq);
+    for (int64_t i = 0; i < job->to->size[RA_CHAN]; i++) {
+        to[i] += from[i];
+    }
+}
+
+static void cast_row(const elementwise *job, int64_t row, int64_t head, int64_t seq)
+{
+    narrow(ra_tensor_at(job->a, row, head, seq), job->to->dtype, job->to->size[RA_CHAN],
+           ra_tensor_at(job->to, row, head, seq));
+}
+
+/* Several running sums, because one chain of additions would set the pace. */
+static void row_dot_row(const elementwise *job, int64_t row, int64_t head, int64_t seq)
+{
+    enum { SUMS = 16 };
+    const void *a = ra_tensor_at(job->a, row, head, seq);
+    const void *b = ra_tensor_at(job->b, row, head, seq);
+    int64_t chan = job->a->size[RA_CHAN];
+    float sum[SUMS] = {0}, left[CHUNK], right[CHUNK];
+    for (int64_t at = 0; at < chan; at += CHUNK) {
+        int64_t count = ra_min_i64(CHUNK, chan - at);
+        widen(a, job->a->dtype, at, count, left);
+        widen(b, job->b->dtype, at, count, right);
+        for (int64_t i = 0; i < count; i++) {
+            sum[i % SUMS] += left[i] * right[i];
+        }
+    }
+    for (int width = SUMS / 2; width > 0; width /= 2) {
+        for (int i = 0; i < width; i++) {
+            sum[i] += sum[i + width];
+        }
+    }
+    *(float *)ra_tensor_at(job->to, row, head, seq) = sum[0];
+}
+
+void ra_cpu_fill(ra_cpu *cpu, const ra_tensor *t, float value)
+{
+    elementwise job = {.row = fill_row, .to = t, .value = value};
+    run_rows(cpu, &job);
+}
+
+void ra_cpu_add(ra_cpu *cpu, const ra_tensor *to, const ra_tensor *from)
+{
+    elementwise job = {.row = add_row, .to = to, .a = from};
+    run_rows(cpu, &job);
+}
+
+void ra_cpu_cast(ra_cpu *cpu, const ra_tensor *to, const ra_tensor *from)
+{
+    elementwise job = {.row = cast_row, .to = to, .a = from};
+    run_rows(cpu, &job);
+}
+
+void ra_cpu_row_dot(ra_cpu *cpu, const ra_tensor *a, const ra_tensor *b, const ra_tensor *dot)
+{
+    elementwise job = {.row = row_dot_row, .to = dot, .a = a, .b = b};
+    run_rows(cpu, &job);
+}

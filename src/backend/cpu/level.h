@@ -1,0 +1,80 @@
+/*
+ * One instruction set: its kernels on f32 tiles in scratch memory. The algorithms of fold.c and
+ * grad.c are written once against this table; a file of tuned kernels is one more table in
+ * level.c. Must not know masks, pieces or threads.
+ *
+ * Layouts. A TILE is row-major f32 with a row stride of its own. PANELS hold the right operand B
+ * [k, n] of a block product: panel j is [k][nr] with the columns j * nr to (j + 1) * nr, panels lie
+ * `stride` floats apart; columns past n are zero, so a product may always run over whole panels.
+ */
+#ifndef RA_BACKEND_CPU_LEVEL_H
+#define RA_BACKEND_CPU_LEVEL_H
+
+#include "base/status.h"
+
+/* Rows of a tensor: contiguous channels of any dtype, a row every `stride` elements. */
+typedef struct ra_rows {
+    const void *data;
+    ra_dtype dtype;
+    int64_t stride, count, chan;
+} ra_rows;
+
+/* What a product does with the C it finds. */
+typedef enum ra_product_mode {
+    RA_PRODUCT_SET,  /* C = A B */
+    RA_PRODUCT_ADD,  /* C = C + A B */
+    RA_PRODUCT_KEEP, /* C = diag(keep) C + A B: online softmax */
+} ra_product_mode;
+
+typedef struct ra_product {
+    ra_product_mode mode;
+    int64_t m, n, k; /* m is a multiple of mr, n of nr */
+    const float *a;  /* A[i, l] = a[i * a_row + l * a_col] */
+    int64_t a_row, a_col;
+    const float *b; /* panels, b_stride floats apart */
+    int64_t b_stride;
+    float *c; /* C[i, j] = c[i * c_row + j] */
+    int64_t c_row;
+    const float *keep; /* [m] */
+} ra_product;
+
+/* The running softmax of one row. */
+typedef struct ra_softmax {
+    float max; /* natural units, -inf before the first key */
+    float sum; /* of exp(score - max) */
+} ra_softmax;
+
+typedef struct ra_level {
+    const char *name;
+    bool (*runs)(void); /* does this machine have the instructions? */
+    int64_t mr, nr;     /* a product is computed in blocks of mr rows by nr columns */
+
+    /* Rows to a tile: converted to f32; rows from count to row_end are zero. */
+    void (*load)(const ra_rows *rows, int64_t row_end, float *tile, int64_t tile_row);
+    /* B = rows: k = count, n = chan. */
+    void (*pack)(const ra_rows *rows, float *panels, int64_t stride);
+    /* B = rows transposed: k = chan, n = count. */
+    void (*pack_transposed)(const ra_rows *rows, float *panels, int64_t stride);
+    void (*product)(const ra_product *product);
+
+    /* Turns the scores of one row into exp(scale * score - max), zero outside [begin, end). n is a
+     * multiple of nr. Returns the factor by which earlier numerators shrink. */
+    float (*softmax)(float *score, int64_t n, int64_t begin, int64_t end, float scale,
+                     ra_softmax *state);
+    /* score -> p = exp(scale * score - lse), dp -> p * (dp - delta) * scale; both zero outside
+     * [begin, end), and everywhere if lse is -inf. */
+    void (*gradient)(float *score, float *dp, int64_t n, int64_t begin, int64_t end, float scale,
+                     float lse, float delta);
+} ra_level;
+
+extern const ra_level ra_level_portable;
+#ifdef RA_CPU_X86
+extern const ra_level ra_level_avx2;
+extern const ra_level ra_level_avx512;
+#endif
+
+/* The level of this name, or the best that runs for NULL. RA_E_ARG names those built in,
+ * RA_E_UNSUPPORTED tells that the machine lacks it. */
+ra_status ra_level_find(const char *name, const ra_level **out);
+
+#endif

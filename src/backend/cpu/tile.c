@@ -1,0 +1,76 @@
+/* Tiles of pieces by arithmetic: a prefix sum over pieces and a search in it. */
+#include "backend/cpu/tile.h"
+
+#include "base/alloc.h"
+#include "base/mathx.h"
+
+/* Enough items for a large team to share out evenly. */
+enum { ITEMS_WANTED = 64 };
+
+ra_status ra_tiling_build(ra_cpu *cpu, const ra_piece *pieces, int64_t piece_count, int64_t rows,
+                          ra_tiling *out)
+{
+    RA_TRY(RA_RESERVE(&cpu->tile_first, &cpu->tile_first_capacity, piece_count + 1));
+    int64_t tiles = 0;
+    for (int64_t i = 0; i < piece_count; i++) {
+        cpu->tile_first[i] = tiles;
+        tiles += ra_ceil_div(pieces[i].count, rows);
+    }
+    cpu->tile_first[piece_count] = tiles;
+    *out = (ra_tiling){pieces, piece_count, rows, tiles, cpu->tile_first};
+    return RA_OK;
+}
+
+ra_piece_tile ra_tiling_at(const ra_tiling *tiling, int64_t tile)
+{
+    int64_t low = 0, high = tiling->piece_count;
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (tiling->first[middle] <= tile) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    const ra_piece *piece = &tiling->piece[low];
+    int64_t begin = piece->pos + (tile - tiling->first[low]) * tiling->rows;
+    int64_t end = ra_min_i64(begin + tiling->rows, piece->pos + piece->count);
+    return (ra_piece_tile){piece, begin, end};
+}
+
+ra_status ra_query_items_build(ra_cpu *cpu, const ra_cover *cover, int64_t q_heads,
+                               int64_t kv_heads, ra_query_items *out)
+{
+    RA_CHECK(RA_QUERY_BLOCK % cpu->level->mr == 0 && RA_KEY_TILE % cpu->level->nr == 0);
+    int64_t group = q_heads / kv_heads;
+    int64_t chunks = ra_ceil_div(group, RA_HEADS_TILE);
+    int64_t heads = ra_ceil_div(group, chunks);
+    int64_t blocks = RA_HEADS_TILE / heads;
+    ra_query_items items = {.group = group, .heads = heads, .chunks = ra_ceil_div(group, heads)};
+    do {
+        int64_t rows = blocks * RA_QUERY_BLOCK;
+        RA_TRY(ra_tiling_build(cpu, cover->q, cover->q_count, rows, &items.tiling));
+        items.count = items.tiling.tiles * kv_heads * items.chunks;
+        blocks /= 2;
+    } while (blocks > 0 && items.count < ITEMS_WANTED);
+    *out = items;
+    return RA_OK;
+}
+
+ra_query_item ra_query_item_at(const ra_query_items *items, int64_t item, int64_t mr)
+{
+    /* Items of a kv head follow one another, so that its keys stay in the shared cache; among them
+     * the last tiles, which see most under a causal mask, come first. */
+    int64_t tile = items->tiling.tiles - 1 - item % items->tiling.tiles;
+    int64_t chunk = item / items->tiling.tiles % items->chunks;
+    int64_t kv_head = item / items->tiling.tiles / items->chunks;
+    ra_piece_tile at = ra_tiling_at(&items->tiling, tile);
+    return (ra_query_item){
+        .at = at,
+        .kv_head = kv_head,
+        .head = kv_head * items->group + chunk * items->heads,
+        .heads = ra_min_i64(items->heads, items->group - chunk * items->heads),
+        .queries = at.end - at.begin,
+        .pitch = ra_round_up(at.end - at.begin, mr),
+    };
+}

@@ -1,0 +1,91 @@
+/* The event ring and its writer. Any thread may record; writing happens when nobody does. */
+#include "base/trace.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+
+typedef struct event {
+    const char *name;
+    int64_t begin_ns, end_ns;
+    int rank, hop;
+    ra_lane lane;
+} event;
+
+struct ra_trace {
+    size_t event_max;
+    atomic_size_t recorded; /* ever; the newest event_max of them are kept */
+    event *ring;
+};
+
+ra_status ra_trace_create(size_t event_max, ra_trace **out)
+{
+    if (!out || event_max == 0) {
+        return RA_FAIL(RA_E_ARG, "event_max: %zu, expected 1 or more and out not NULL", event_max);
+    }
+    ra_trace *trace = NULL;
+    RA_TRY(RA_NEW(&trace, 1));
+    trace->event_max = event_max;
+    ra_status status = RA_NEW(&trace->ring, event_max);
+    if (status) {
+        ra_free(trace);
+        return status;
+    }
+    *out = trace;
+    return RA_OK;
+}
+
+void ra_trace_free(ra_trace *trace)
+{
+    if (trace) {
+        ra_free(trace->ring);
+        ra_free(trace);
+    }
+}
+
+int64_t ra_trace_begin(const ra_trace *trace)
+{
+    return trace ? ra_clock_ns() : 0;
+}
+
+void ra_trace_end(ra_trace *trace, int64_t begin_ns, const char *name, ra_lane lane, int rank,
+                  int hop)
+{
+    if (trace) {
+        size_t at = atomic_fetch_add(&trace->recorded, 1) % trace->event_max;
+        trace->ring[at] = (event){name, begin_ns, ra_clock_ns(), rank, hop, lane};
+    }
+}
+
+ra_status ra_trace_write(const ra_trace *trace, const char *json_path)
+{
+    static const char *const lane_name[RA_LANE_COUNT] = {"compute", "comm"};
+    if (!trace || !json_path) {
+        return RA_FAIL(RA_E_ARG, "%s: NULL", trace ? "json_path" : "trace");
+    }
+    FILE *file = fopen(json_path, "w");
+    if (!file) {
+        return RA_FAIL(RA_E_IO, "%s: cannot be opened for writing", json_path);
+    }
+    size_t recorded = atomic_load(&trace->recorded);
+    size_t count = recorded < trace->event_max ? recorded : trace->event_max;
+    fprintf(file, "{\"traceEvents\": [");
+    for (size_t i = 0; i < count; i++) {
+        const event *e = &trace->ring[(recorded - count + i) % trace->event_max];
+        fprintf(
+            file,
+            "%s\n{\"name\": \"%s\", \"cat\": \"%s\", \"ph\": \"X\", \"pid\": %d, \"tid\": \"%s\", "
+            "\"ts\": %.3f, \"dur\": %.3f, \"args\": {\"hop\": %d}}",
+            i ? "," : "", e->name, lane_name[e->lane], e->rank, lane_name[e->lane],
+            (double)e->begin_ns / 1e3, (double)(e->end_ns - e->begin_ns) / 1e3, e->hop);
+    }
+    fprintf(file, "\n], \"displayTimeUnit\": \"ms\"}\n");
+    bool failed = ferror(file) != 0;
+    failed = fclose(file) != 0 || failed;
+    if (failed) {
+        return RA_FAIL(RA_E_IO, "%s: writing failed", json_path);
+    }
+    return RA_OK;
+}

@@ -1,0 +1,58 @@
+/* Entry of the program: hands the command line to its command. Must not know any command's work. */
+#include <errno.h>
+#include <string.h>
+
+#include "cli/commands.h"
+#include "cli/report.h"
+
+int ra_exit_of(ra_status status)
+{
+    switch (status) {
+    case RA_OK: return RA_EXIT_OK;
+    case RA_E_UNAVAILABLE:
+    case RA_E_NOMEM:
+    case RA_E_DEVICE:
+    case RA_E_COMM: return RA_EXIT_MACHINE;
+    case RA_E_ARG:
+    case RA_E_SHAPE:
+    case RA_E_UNSUPPORTED:
+    case RA_E_MISMATCH:
+    case RA_E_IO: return RA_EXIT_USE;
+    }
+    return RA_EXIT_MACHINE;
+}
+
+static int run_command(const ra_args *args)
+{
+    switch (args->command) {
+    case RA_COMMAND_CHECK: return ra_command_check(args);
+    case RA_COMMAND_RUN: return ra_command_run(args);
+    case RA_COMMAND_PLAN: return ra_command_plan(args);
+    case RA_COMMAND_BENCH: return ra_command_bench(args);
+    case RA_COMMAND_NONE: break;
+    }
+    return RA_EXIT_USE;
+}
+
+int main(int argc, char **argv)
+{
+    ra_args args;
+    int status = RA_EXIT_OK;
+    if (ra_args_parse(argc, argv, &args)) {
+        ra_error_print();
+        return RA_EXIT_USE;
+    }
+    if (args.help) {
+        ra_args_help(stdout, args.command);
+    } else if (args.version) {
+        printf("ringattn %s\n", ra_version());
+    } else {
+        status = run_command(&args);
+    }
+    errno = 0;
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        fprintf(stderr, "ringattn: standard output: %s\n", strerror(errno));
+        return status > RA_EXIT_USE ? status : RA_EXIT_USE;
+    }
+    return status;
+}

@@ -1,0 +1,212 @@
+/* The body of a rank: take the slices, run, put the results. */
+#include "cli/ring_run.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "cli/setup.h"
+#include "cli/world.h"
+
+enum { Q, K, V, DOUT, INPUT_COUNT };
+
+typedef struct job {
+    const ra_case *c;
+    const ra_args *args;
+    const ra_deals *deals;
+    ra_trace *trace;
+    ra_ring_result *out;
+} job;
+
+/* A rank's own tensors. */
+typedef struct shard {
+    ra_tensor input[INPUT_COUNT], result[RA_RESULT_COUNT], kept_k, kept_v;
+} shard;
+
+static ra_status allocate(ra_tensor like, int64_t seq, ra_tensor *out)
+{
+    void *data = NULL;
+    ra_tensor t = ra_tensor_bhsd(NULL, like.dtype, like.size[RA_ROW], like.size[RA_HEAD], seq,
+                                 like.size[RA_CHAN]);
+    RA_TRY(ra_alloc((size_t)ra_tensor_count(&t), ra_dtype_bytes(t.dtype), &data));
+    t.data = data;
+    *out = t;
+    return RA_OK;
+}
+
+static size_t position_bytes(const ra_tensor *t)
+{
+    return (size_t)t->size[RA_CHAN] * ra_dtype_bytes(t->dtype);
+}
+
+static ra_status shard_fill(const job *j, const ra_deal *deal, int64_t kept_seq, shard *s)
+{
+    const ra_tensor *whole[INPUT_COUNT] = {&j->c->q, &j->c->k, &j->c->v, &j->c->dout};
+    for (int i = 0; i < INPUT_COUNT; i++) {
+        if (whole[i]->data) {
+            RA_TRY(allocate(*whole[i], deal->length, &s->input[i]));
+            ra_deal_take(deal, whole[i]->data, j->c->rows * whole[i]->size[RA_HEAD], j->c->seq,
+                         position_bytes(whole[i]), s->input[i].data);
+        }
+    }
+    for (int i = 0; i < RA_RESULT_COUNT; i++) {
+        if (j->out->result[i].data) {
+            RA_TRY(allocate(j->out->result[i], deal->length, &s->result[i]));
+            /* All ones is a NaN in every dtype: what the ring leaves unwritten shows. */
+            size_t bytes =
+                (size_t)ra_tensor_count(&s->result[i]) * ra_dtype_bytes(s->result[i].dtype);
+            if (bytes > 0) {
+                memset(s->result[i].data, 0xff, bytes);
+            }
+        }
+    }
+    if (j->args->keep_kv && j->out->backward) {
+        ra_tensor like = j->c->k;
+        like.size[RA_ROW] = 1;
+        RA_TRY(allocate(like, kept_seq, &s->kept_k));
+        RA_TRY(allocate(like, kept_seq, &s->kept_v));
+    }
+    return RA_OK;
+}
+
+static void shard_free(shard *s)
+{
+    for (int i = 0; i < INPUT_COUNT; i++) {
+        ra_free(s->input[i].data);
+    }
+    for (int i = 0; i < RA_RESULT_COUNT; i++) {
+        ra_free(s->result[i].data);
+    }
+    ra_free(s->kept_k.data);
+    ra_free(s->kept_v.data);
+}
+
+static double seconds_since(int64_t begin_ns)
+{
+    return (double)(ra_clock_ns() - begin_ns) * 1e-9;
+}
+
+static ra_status run_forward(const ra_setup *setup, const shard *s, ra_comm *comm, ra_ring_rank *to)
+{
+    ra_forward_io io = {
+        .size = sizeof io,
+        .q = s->input[Q],
+        .k = s->input[K],
+        .v = s->input[V],
+        .out = s->result[RA_RESULT_OUT],
+        .lse = s->result[RA_RESULT_LSE],
+        .kept_k = s->kept_k,
+        .kept_v = s->kept_v,
+    };
+    uint64_t sent = ra_comm_bytes_sent(comm);
+    int64_t begin = ra_clock_ns();
+    RA_TRY(ra_attn_forward(setup->ctx, setup->plan, &io, (ra_stream){0}));
+    to->forward_seconds = seconds_since(begin);
+    to->forward_bytes = ra_comm_bytes_sent(comm) - sent;
+    return RA_OK;
+}
+
+static ra_status run_backward(const ra_setup *setup, const shard *s, ra_comm *comm,
+                              ra_ring_rank *to)
+{
+    ra_backward_io io = {
+        .size = sizeof io,
+        .q = s->input[Q],
+        .k = s->input[K],
+        .v = s->input[V],
+        .out = s->result[RA_RESULT_OUT],
+        .lse = s->result[RA_RESULT_LSE],
+        .kept_k = s->kept_k,
+        .kept_v = s->kept_v,
+        .dout = s->input[DOUT],
+        .dq = s->result[RA_RESULT_DQ],
+        .dk = s->result[RA_RESULT_DK],
+        .dv = s->result[RA_RESULT_DV],
+    };
+    uint64_t sent = ra_comm_bytes_sent(comm);
+    int64_t begin = ra_clock_ns();
+    RA_TRY(ra_attn_backward(setup->ctx, setup->plan, &io, (ra_stream){0}));
+    to->backward_seconds = seconds_since(begin);
+    to->backward_bytes = ra_comm_bytes_sent(comm) - sent;
+    return RA_OK;
+}
+
+static ra_status run_rank(ra_comm *comm, void *user)
+{
+    const job *j = user;
+    int rank = ra_comm_rank(comm);
+    const ra_deal *deal = &j->deals->deal[rank];
+    ra_ring_rank *to = &j->out->rank[rank];
+    ra_setup setup;
+    shard s = {0};
+    ra_ctx_options options = {
+        .size = sizeof options,
+        .forward_only = !j->out->backward,
+        .no_overlap = j->args->no_overlap,
+        .keep_kv = j->args->keep_kv && j->out->backward,
+        .trace = j->trace,
+    };
+    RA_TRY(ra_setup_open(j->c, j->args, deal, &options, comm, &setup));
+    to->info = setup.info;
+    ra_status status;
+    if ((status = shard_fill(j, deal, setup.info.kept_seq, &s)) ||
+        (status = run_forward(&setup, &s, comm, to)) ||
+        (j->out->backward && (status = run_backward(&setup, &s, comm, to)))) {
+        goto done;
+    }
+    for (int i = 0; i < RA_RESULT_COUNT; i++) {
+        const ra_tensor *whole = &j->out->result[i];
+        if (whole->data) {
+            ra_deal_put(deal, s.result[i].data, j->c->rows * whole->size[RA_HEAD], j->c->seq,
+                        position_bytes(whole), whole->data);
+        }
+    }
+done:
+    shard_free(&s);
+    ra_setup_close(&setup);
+    return status;
+}
+
+static ra_status prepare(const ra_case *c, const ra_args *args, ra_ring_result *out)
+{
+    out->ranks = args->ranks;
+    out->backward = c->dout.data && !args->forward_only;
+    RA_TRY(RA_NEW(&out->rank, args->ranks));
+    for (int i = 0; i < (out->backward ? RA_RESULT_COUNT : RA_RESULT_DQ); i++) {
+        ra_dtype dtype = i == RA_RESULT_LSE ? RA_F32 : c->layer.dtype;
+        ra_tensor t = ra_case_result(c, (ra_result)i, NULL, dtype);
+        RA_TRY(ra_alloc((size_t)ra_tensor_count(&t), ra_dtype_bytes(dtype), &out->owned[i]));
+        t.data = out->owned[i];
+        out->result[i] = t;
+    }
+    return RA_OK;
+}
+
+ra_status ra_ring_run(const ra_case *c, const ra_args *args, ra_trace *trace, ra_ring_result *out)
+{
+    *out = (ra_ring_result){0};
+    ra_deals deals;
+    RA_TRY(ra_deals_build(&args->layout, args->ranks, c->seq, &deals));
+    job j = {.c = c, .args = args, .deals = &deals, .trace = trace, .out = out};
+    ra_status status = prepare(c, args, out);
+    if (!status) {
+        int64_t begin = ra_clock_ns();
+        status = ra_world_run(args->ranks, run_rank, &j);
+        out->seconds = seconds_since(begin);
+    }
+    ra_deals_free(&deals);
+    if (status) {
+        ra_ring_result_free(out);
+        return RA_FAIL(status, "%s: %s", c->path, ra_last_error());
+    }
+    return RA_OK;
+}
+
+void ra_ring_result_free(ra_ring_result *result)
+{
+    for (int i = 0; i < RA_RESULT_COUNT; i++) {
+        ra_free(result->owned[i]);
+    }
+    ra_free(result->rank);
+    *result = (ra_ring_result){0};
+}

@@ -1,0 +1,171 @@
+/* Checked calls through the table of callbacks. */
+#include "comm/comm.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/limits.h"
+
+/* What one rank says of itself when all agree. */
+typedef struct verdict {
+    int32_t status;
+    char text[RA_MESSAGE_BYTES];
+} verdict;
+
+struct ra_comm {
+    ra_comm_callbacks call;
+    int rank, size;
+    atomic_bool aborted;
+    atomic_ullong bytes_sent;
+    verdict *verdicts; /* [size] allocated early, so that a rank out of memory can still say so */
+};
+
+ra_status ra_comm_open_custom(int rank, int size, const ra_comm_callbacks *callbacks, ra_comm **out)
+{
+    if (!callbacks || !out) {
+        return RA_FAIL(RA_E_ARG, "%s: NULL", callbacks ? "out" : "callbacks");
+    }
+    if (callbacks->size != sizeof *callbacks) {
+        return RA_FAIL(RA_E_ARG, "callbacks.size: %zu, expected %zu", callbacks->size,
+                       sizeof *callbacks);
+    }
+    if (size < 1 || size > RA_RANKS_MAX) {
+        return RA_FAIL(RA_E_ARG, "size: %d ranks, expected 1 to %d", size, RA_RANKS_MAX);
+    }
+    if (rank < 0 || rank >= size) {
+        return RA_FAIL(RA_E_ARG, "rank: %d, expected 0 to %d", rank, size - 1);
+    }
+    if (!callbacks->exchange || !callbacks->gather || !callbacks->barrier || !callbacks->abort ||
+        !callbacks->close) {
+        return RA_FAIL(RA_E_ARG, "callbacks: an entry is NULL, expected exchange, gather, barrier, "
+                                 "abort and close");
+    }
+    ra_comm *comm = NULL;
+    RA_TRY(RA_NEW(&comm, 1));
+    ra_status status = RA_NEW(&comm->verdicts, size);
+    if (status) {
+        ra_free(comm);
+        return status;
+    }
+    comm->call = *callbacks;
+    comm->rank = rank;
+    comm->size = size;
+    *out = comm;
+    return RA_OK;
+}
+
+int ra_comm_rank(const ra_comm *comm)
+{
+    return comm->rank;
+}
+
+int ra_comm_size(const ra_comm *comm)
+{
+    return comm->size;
+}
+
+uint64_t ra_comm_bytes_sent(const ra_comm *comm)
+{
+    return atomic_load(&comm->bytes_sent);
+}
+
+void ra_comm_abort(ra_comm *comm, const char *why)
+{
+    atomic_store(&comm->aborted, true);
+    comm->call.abort(comm->call.user, why ? why : "aborted by its caller");
+}
+
+void ra_comm_close(ra_comm *comm)
+{
+    if (comm) {
+        comm->call.close(comm->call.user);
+        ra_free(comm->verdicts);
+        ra_free(comm);
+    }
+}
+
+/* A transport that fails must not be used again: peers may be in another call. A callback that left
+ * no message, or returned something that is not a status, still gets one. */
+static ra_status finish(ra_comm *comm, const char *what, ra_status status)
+{
+    if (status == RA_OK) {
+        return RA_OK;
+    }
+    if (status > 0 || strcmp(ra_status_name(status), "RA_UNKNOWN") == 0) {
+        status = RA_FAIL(RA_E_COMM, "%s: the transport returned %d, expected a ra_status", what,
+                         (int)status);
+    } else if (ra_last_error()[0] == '\0') {
+        status = RA_FAIL(status, "%s: %s", what, ra_status_text(status));
+    }
+    ra_comm_abort(comm, ra_last_error());
+    return status;
+}
+
+static ra_status check_open(const ra_comm *comm, const char *what)
+{
+    if (atomic_load(&comm->aborted)) {
+        return RA_FAIL(RA_E_COMM, "%s: this communicator was aborted", what);
+    }
+    /* So that finish() can tell whether a callback left a message of its own. */
+    ra_fail(RA_OK, "%s", "");
+    return RA_OK;
+}
+
+ra_status ra_comm_exchange(ra_comm *comm, const ra_xfer *xfers, int xfer_count, int timeout_ms)
+{
+    RA_TRY(check_open(comm, "exchange"));
+    RA_TRY(finish(comm, "exchange",
+                  comm->call.exchange(comm->call.user, xfers, xfer_count, timeout_ms)));
+    for (int i = 0; i < xfer_count; i++) {
+        atomic_fetch_add(&comm->bytes_sent, xfers[i].send ? xfers[i].bytes : 0);
+    }
+    return RA_OK;
+}
+
+ra_status ra_comm_gather(ra_comm *comm, const void *mine, size_t bytes, void *all, int timeout_ms)
+{
+    RA_TRY(check_open(comm, "gather"));
+    return finish(comm, "gather", comm->call.gather(comm->call.user, mine, bytes, all, timeout_ms));
+}
+
+ra_status ra_comm_agree(ra_comm *comm, ra_status mine, int timeout_ms)
+{
+    if (comm->size == 1) {
+        return mine;
+    }
+    verdict own = {.status = mine};
+    snprintf(own.text, sizeof own.text, "%s", mine ? ra_last_error() : "");
+    RA_TRY(ra_comm_gather(comm, &own, sizeof own, comm->verdicts, timeout_ms));
+    for (int rank = 0; rank < comm->size; rank++) {
+        verdict *said = &comm->verdicts[rank];
+        if (said->status) {
+            said->text[RA_MESSAGE_BYTES - 1] = '\0';
+            return RA_FAIL((ra_status)said->status, "rank %d: %s", rank, said->text);
+        }
+    }
+    return RA_OK;
+}
+
+void ra_xfer_pack(const ra_xfer *xfer, void *flat)
+{
+    char *to = flat;
+    for (int64_t b = 0; b < xfer->block_count; b++) {
+        const ra_block *block = &xfer->blocks[b];
+        for (int64_t i = 0; i < block->count; i++, to += block->width) {
+            memcpy(to, (const char *)block->data + (size_t)i * block->stride, block->width);
+        }
+    }
+}
+
+void ra_xfer_unpack(const ra_xfer *xfer, const void *flat)
+{
+    const char *from = flat;
+    for (int64_t b = 0; b < xfer->block_count; b++) {
+        const ra_block *block = &xfer->blocks[b];
+        for (int64_t i = 0; i < block->count; i++, from += block->width) {
+            memcpy((char *)block->data + (size_t)i * block->stride, from, block->width);
+        }
+    }
+}

@@ -1,0 +1,16 @@
+/* Exact counts from pieces and covers: allowed pairs, tiles. Nothing here is estimated. */
+#ifndef RA_PLAN_COST_H
+#define RA_PLAN_COST_H
+
+#include "plan/schedule.h"
+
+enum { RA_COST_TILE = 64 }; /* queries and keys of a reported tile */
+
+/* pairs[rank] += allowed (query, key) pairs a head of that rank's queries, for every rank. Linear
+ * in the tokens. */
+void ra_cost_pairs(const ra_cover *rule, const ra_pieces *pieces, int64_t *pairs);
+
+/* Tiles of a cover that some query sees: wholly seen by all their queries, and others. */
+void ra_cost_tiles(const ra_cover *cover, int64_t *full, int64_t *partial);
+
+#endif

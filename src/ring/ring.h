@@ -1,0 +1,23 @@
+/* What collect and route share during one call. */
+#ifndef RA_RING_RING_H
+#define RA_RING_RING_H
+
+#include "backend/backend.h"
+#include "base/trace.h"
+#include "comm/comm.h"
+#include "ring/blocks.h"
+#include "ring/courier.h"
+
+typedef struct ra_ring {
+    ra_backend *backend;
+    ra_comm *comm;
+    ra_courier *courier;
+    ra_trace *trace;
+    int timeout_ms;
+    const ra_schedule *schedule;
+    int64_t heads, head_dim; /* of keys and values */
+    ra_block_list *blocks;   /* used by one courier task at a time */
+    ra_xfer *xfers;          /* [2 * rank count] likewise */
+} ra_ring;
+
+#endif

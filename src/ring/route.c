@@ -1,0 +1,129 @@
+/* Exchanges of gradient rows as courier tasks: the legs of collect, backwards. */
+#include "ring/route.h"
+
+int64_t ra_route_landing_rows(const ra_schedule *schedule, int64_t heads, int64_t head_dim)
+{
+    int64_t rows = 0;
+    for (int l = 0; l < schedule->leg_count; l++) {
+        rows = ra_max_i64(rows, schedule->leg[l].rows_max);
+    }
+    int64_t row_bytes = 2 * heads * head_dim * (int64_t)sizeof(float);
+    return ra_min_i64(rows, ra_max_i64(1, RA_LANDING_BYTES / row_bytes));
+}
+
+static ra_tensor partial_view(const ra_route *r, int hop, void *const *slot)
+{
+    return ra_tensor_bhsd(slot[hop % 2], RA_F32, 1, r->ring->heads,
+                          r->ring->schedule->hop[hop].chunk_rows, r->ring->head_dim);
+}
+
+static ra_tensor landing_view(const ra_route *r, void *landing)
+{
+    return ra_tensor_bhsd(landing, RA_F32, 1, r->ring->heads, r->landing_rows, r->ring->head_dim);
+}
+
+/* Lists rows [begin, end) of a message: where they are in a chunk's sums, or, if they land, from
+ * row 0 of the landing on. */
+static ra_xfer list_rows(const ra_ring *ring, const ra_message *message, const ra_tensor *k,
+                         const ra_tensor *v, int64_t begin, int64_t end, bool send)
+{
+    int64_t first = ring->blocks->count;
+    const ra_tensor *const pair[2] = {k, v};
+    for (int i = 0; i < 2; i++) {
+        ra_slice slice;
+        ra_slice_walk walk = ra_slice_walk_start(message, begin, end);
+        while (ra_slice_walk_next(&walk, &slice)) {
+            int64_t index = send ? slice.index : slice.offset - begin;
+            ra_blocks_add(ring->blocks, pair[i], 0, index, slice.count);
+        }
+    }
+    return ra_blocks_xfer(ring->blocks, first, message->peer, send);
+}
+
+static ra_status add_landed(const ra_route *r, const ra_message *message, int64_t begin,
+                            int64_t end)
+{
+    const ra_backend *backend = r->ring->backend;
+    ra_tensor landed[2] = {landing_view(r, r->landing_k), landing_view(r, r->landing_v)};
+    const ra_tensor *const own[2] = {&r->dk, &r->dv};
+    for (int i = 0; i < 2; i++) {
+        ra_slice slice;
+        ra_slice_walk walk = ra_slice_walk_start(message, begin, end);
+        while (ra_slice_walk_next(&walk, &slice)) {
+            ra_tensor from = ra_tensor_slice_seq(&landed[i], slice.offset - begin, slice.count);
+            ra_tensor to = ra_tensor_slice_seq(own[i], slice.index, slice.count);
+            to.data = ra_tensor_at(&to, slice.row, 0, 0);
+            to.size[RA_ROW] = 1;
+            RA_TRY(backend->ops->add(backend->self, &to, &from));
+        }
+    }
+    return RA_OK;
+}
+
+/* Rows [begin, end) of both directions of one leg: what collect received goes back, what it sent
+ * comes home. */
+static ra_status exchange_piece(const ra_route *r, const ra_leg *leg, int hop, int64_t begin,
+                                int64_t end)
+{
+    const ra_ring *ring = r->ring;
+    ra_tensor partial_k = partial_view(r, hop, r->slot_k);
+    ra_tensor partial_v = partial_view(r, hop, r->slot_v);
+    ra_tensor landing_k = landing_view(r, r->landing_k);
+    ra_tensor landing_v = landing_view(r, r->landing_v);
+    int xfer_count = 0;
+    ring->blocks->count = 0;
+    if (begin < leg->recv.row_count) {
+        ring->xfers[xfer_count++] =
+            list_rows(ring, &leg->recv, &partial_k, &partial_v, begin, end, true);
+    }
+    if (begin < leg->send.row_count) {
+        ring->xfers[xfer_count++] =
+            list_rows(ring, &leg->send, &landing_k, &landing_v, begin, end, false);
+    }
+    RA_TRY(ra_comm_exchange(ring->comm, ring->xfers, xfer_count, ring->timeout_ms));
+    return add_landed(r, &leg->send, begin, end);
+}
+
+static ra_status route_hop(void *arg)
+{
+    const ra_route_task *task = arg;
+    const ra_route *r = task->route;
+    const ra_hop *hop = &r->ring->schedule->hop[task->hop];
+    int64_t started = ra_trace_begin(r->ring->trace);
+    ra_status status = RA_OK;
+    for (int l = hop->leg_first; !status && l < hop->leg_first + hop->leg_count; l++) {
+        const ra_leg *leg = &r->ring->schedule->leg[l];
+        for (int64_t begin = 0; !status && begin < leg->rows_max; begin += r->landing_rows) {
+            status = exchange_piece(r, leg, task->hop, begin, begin + r->landing_rows);
+        }
+    }
+    ra_trace_end(r->ring->trace, started, "return gradients", RA_LANE_COMM,
+                 ra_comm_rank(r->ring->comm), task->hop);
+    if (status) {
+        return RA_FAIL(status, "hop %d, gradients: %.400s", task->hop, ra_last_error());
+    }
+    return RA_OK;
+}
+
+ra_status ra_route_slot(ra_route *route, int hop, ra_tensor *dk, ra_tensor *dv)
+{
+    const ra_backend *backend = route->ring->backend;
+    RA_TRY(ra_courier_wait(route->ring->courier, route->ticket[hop % 2]));
+    *dk = partial_view(route, hop, route->slot_k);
+    *dv = partial_view(route, hop, route->slot_v);
+    RA_TRY(backend->ops->fill(backend->self, dk, 0.0f));
+    return backend->ops->fill(backend->self, dv, 0.0f);
+}
+
+void ra_route_send(ra_route *route, int hop)
+{
+    route->task[hop % 2] = (ra_route_task){route, hop};
+    route->ticket[hop % 2] =
+        ra_courier_post(route->ring->courier, (ra_task){route_hop, &route->task[hop % 2]});
+}
+
+ra_status ra_route_finish(ra_route *route)
+{
+    RA_TRY(ra_courier_wait(route->ring->courier, route->ticket[0]));
+    return ra_courier_wait(route->ring->courier, route->ticket[1]);
+}

@@ -1,0 +1,42 @@
+/*
+ * Sends the dK/dV partial sums of hop after hop back to the owners of the rows and adds what
+ * arrives to this rank's own sums, in hop order, so that the bits never depend on timing. What
+ * arrives lands in a buffer of bounded size, piece by piece. While hop h is computed into one slot,
+ * hop h - 1's sums travel from the other. Must not know the mask or what is computed.
+ */
+#ifndef RA_RING_ROUTE_H
+#define RA_RING_ROUTE_H
+
+#include "ring/ring.h"
+
+enum { RA_LANDING_BYTES = 4 << 20 }; /* pieces of a few MiB move fastest, and bound the memory */
+
+typedef struct ra_route ra_route;
+
+typedef struct ra_route_task {
+    ra_route *route;
+    int hop;
+} ra_route_task;
+
+struct ra_route {
+    const ra_ring *ring;
+    ra_tensor dk, dv;            /* f32 sums of this rank's own rows, [B, Hkv, S, D] */
+    void *slot_k[2], *slot_v[2]; /* f32 partial sums of a chunk's rows */
+    void *landing_k, *landing_v; /* f32, [1, Hkv, landing_rows, D] */
+    int64_t landing_rows;        /* equal on all ranks */
+    ra_route_task task[2];
+    int64_t ticket[2];
+};
+
+/* Rows of a landing buffer, from what all ranks know. */
+int64_t ra_route_landing_rows(const ra_schedule *schedule, int64_t heads, int64_t head_dim);
+
+/* Zeroed sums for hop >= 1's rows, [1, Hkv, chunk_rows, D] f32; waits until the slot's last sums
+ * are on their way. */
+ra_status ra_route_slot(ra_route *route, int hop, ra_tensor *dk, ra_tensor *dv);
+/* Posts the exchange of hop's sums; own dk, dv must not be written by anyone else from now on. */
+void ra_route_send(ra_route *route, int hop);
+/* Waits until every sum is where it belongs. */
+ra_status ra_route_finish(ra_route *route);
+
+#endif
