@@ -6,7 +6,8 @@
  * Scores are scale * q.k, in f32 or better; softmax, lse, delta and all sums in f32. Only pairs
  * that the cover's mask allows contribute, and only rows of its pieces are read: a NaN anywhere
  * else cannot reach a result. Kernels are deterministic: same inputs, same team size, same level,
- * same bits. Jobs are checked by the callers; kernels assert.
+ * same bits. Jobs are checked by the callers; kernels assert. `add` runs beside a fold or grad, on
+ * the thread that brings gradients home, and must share no state with them.
  */
 #ifndef RA_BACKEND_BACKEND_H
 #define RA_BACKEND_BACKEND_H
@@ -52,7 +53,7 @@ typedef struct ra_backend_ops {
     void (*free)(void *self, void *memory);
     ra_status (*fold)(void *self, const ra_fold_job *job);
     ra_status (*grad)(void *self, const ra_grad_job *job);
-    ra_status (*fill)(void *self, const ra_tensor *t, float value);
+    ra_status (*fill)(void *self, const ra_tensor *t, float value); /* any dtype */
     ra_status (*add)(void *self, const ra_tensor *to, const ra_tensor *from); /* f32, same sizes */
     ra_status (*cast)(void *self, const ra_tensor *to,
                       const ra_tensor *from); /* f32 to any dtype */

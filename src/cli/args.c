@@ -166,9 +166,8 @@ static ra_status parse_dtype(const char *name, const char *text, bool file_allow
 
 static ra_status parse_only(const char *name, const char *text, const char *only)
 {
-    return strcmp(text, only) == 0
-               ? RA_OK
-               : RA_FAIL(RA_E_ARG, "%s: %.64s, expected %s", name, text, only);
+    return strcmp(text, only) == 0 ? RA_OK
+                                   : RA_FAIL(RA_E_ARG, "%s: %.64s, expected %s", name, text, only);
 }
 
 static ra_status parse_heads(const char *text, ra_args *out)
@@ -424,7 +423,8 @@ void ra_args_help(FILE *to, ra_command command)
     }
     for (int i = 0; i < OPTION_COUNT; i++) {
         if (table[i].commands & (int)command) {
-            char letter[] = {table[i].letter ? '-' : ' ', (char)(table[i].letter ? table[i].letter : ' '), 0};
+            char letter[] = {table[i].letter ? '-' : ' ',
+                             (char)(table[i].letter ? table[i].letter : ' '), 0};
             fprintf(to, "  %s --%-12s %-7s %s\n", letter, table[i].name,
                     table[i].argument ? table[i].argument : "", table[i].help);
         }

@@ -121,12 +121,11 @@ static ra_status read_expected(ra_case *c)
             continue;
         }
         ra_dtype dtype = float_dtype(tensor->dtype);
-        ra_tensor view =
-            ra_case_result(c, (ra_result)i, (void *)(uintptr_t)tensor->data, dtype);
+        ra_tensor view = ra_case_result(c, (ra_result)i, (void *)(uintptr_t)tensor->data, dtype);
         RA_TRY(check_shape(tensor, view.size, i == RA_RESULT_LSE ? RA_NDIM - 1 : RA_NDIM));
         if (dtype == 0) {
-            return RA_FAIL(RA_E_SHAPE, "%s: dtype %s, expected F64, F32, BF16 or F16",
-                           tensor->name, ra_st_dtype_name(tensor->dtype));
+            return RA_FAIL(RA_E_SHAPE, "%s: dtype %s, expected F64, F32, BF16 or F16", tensor->name,
+                           ra_st_dtype_name(tensor->dtype));
         }
         c->expected[i] = view;
     }
@@ -165,9 +164,9 @@ static ra_status narrow_ids(const int64_t *wide, int64_t count, int32_t *out)
                            ? RA_OK
                            : RA_FAIL(RA_E_UNSUPPORTED, "packed_seq_ids: more than 2^31 documents");
     for (int64_t i = 0; i < count && !status; i++) {
-        const int64_t *found = wide[i] > 0 ? bsearch(&wide[i], sorted, (size_t)distinct,
-                                                     sizeof *sorted, compare_ids)
-                                           : NULL;
+        const int64_t *found =
+            wide[i] > 0 ? bsearch(&wide[i], sorted, (size_t)distinct, sizeof *sorted, compare_ids)
+                        : NULL;
         out[i] = found ? (int32_t)(found - sorted) + 1 : 0;
     }
     ra_free(sorted);
@@ -294,8 +293,7 @@ ra_status ra_case_read(const char *path, ra_case *out)
 
 ra_status ra_tensor_convert(ra_tensor *t, ra_dtype dtype, void **owned)
 {
-    ra_tensor to =
-        ra_tensor_bhsd(NULL, dtype, t->size[0], t->size[1], t->size[2], t->size[3]);
+    ra_tensor to = ra_tensor_bhsd(NULL, dtype, t->size[0], t->size[1], t->size[2], t->size[3]);
     RA_TRY(ra_alloc((size_t)ra_tensor_count(t), ra_dtype_bytes(dtype), owned));
     to.data = *owned;
     for (int64_t row = 0; row < t->size[RA_ROW]; row++) {

@@ -13,8 +13,8 @@
 
 typedef struct verdict {
     ra_comparison comparison[RA_RESULT_COUNT];
-    int result_count;   /* compared */
-    int first_wrong;    /* rank that sent other bytes than its plan says, or -1 */
+    int result_count; /* compared */
+    int first_wrong;  /* rank that sent other bytes than its plan says, or -1 */
     bool pass;
 } verdict;
 
@@ -85,8 +85,8 @@ static void print_text(const ra_case *c, const ra_args *args, const ra_ring_resu
     char layout[128];
     const ra_ring_rank *wrong = v->first_wrong >= 0 ? &ring->rank[v->first_wrong] : NULL;
     ra_layout_print(&args->layout, layout, sizeof layout);
-    printf("%s: %d ranks, %s, path %s, %s\n", c->name, ring->ranks, layout,
-           ring->rank[0].info.path, ra_dtype_name(c->layer.dtype));
+    printf("%s: %d ranks, %s, path %s, %s\n", c->name, ring->ranks, layout, ring->rank[0].info.path,
+           ra_dtype_name(c->layer.dtype));
     print_errors(v);
     print_ranks(ring, args->verbose);
     if (wrong) {
@@ -105,12 +105,11 @@ static json_t *errors_json(const verdict *v)
     json_t *errors = json_object();
     for (int i = 0; i < v->result_count; i++) {
         const ra_comparison *c = &v->comparison[i];
-        json_object_set_new(errors, ra_result_name((ra_result)i),
-                            json_pack("{s:o, s:o, s:o, s:o, s:b}", "max_abs",
-                                      ra_json_number(c->max_error), "rms",
-                                      ra_json_number(c->rms_error), "tolerance",
-                                      ra_json_number(c->max_allowed), "rms_tolerance",
-                                      ra_json_number(c->rms_allowed), "pass", (int)c->pass));
+        json_object_set_new(
+            errors, ra_result_name((ra_result)i),
+            json_pack("{s:o, s:o, s:o, s:o, s:b}", "max_abs", ra_json_number(c->max_error), "rms",
+                      ra_json_number(c->rms_error), "tolerance", ra_json_number(c->max_allowed),
+                      "rms_tolerance", ra_json_number(c->rms_allowed), "pass", (int)c->pass));
     }
     return errors;
 }
@@ -183,9 +182,9 @@ static int check_file(const char *path, const ra_args *args, ra_trace *trace, js
     if (status) {
         ra_error_print();
         if (args->json) {
-            json_array_append_new(list, json_pack("{s:o, s:b, s:o}", "file", ra_json_text(path),
-                                                  "pass", 0, "error",
-                                                  ra_json_text(ra_last_error())));
+            json_array_append_new(list,
+                                  json_pack("{s:o, s:b, s:o}", "file", ra_json_text(path), "pass",
+                                            0, "error", ra_json_text(ra_last_error())));
         }
     }
     ra_case_free(&c);

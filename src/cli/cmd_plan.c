@@ -71,8 +71,7 @@ static void print_costs(const survey *s)
                (long long)info->tiles_full, (long long)info->tiles_partial,
                ra_number_group((uint64_t)info->pairs, pairs), info->flops_forward * 1e-9,
                info->flops_backward * 1e-9, ra_bytes_scale(info->forward_bytes_sent, forward),
-               ra_bytes_scale(info->backward_bytes_sent, backward),
-               (long long)info->rows_received);
+               ra_bytes_scale(info->backward_bytes_sent, backward), (long long)info->rows_received);
     }
 }
 
@@ -238,8 +237,7 @@ static json_t *survey_json(const survey *s)
 static ra_status run_survey(survey *s)
 {
     const ra_args *args = s->args;
-    RA_TRY(args->file_count ? ra_case_read(args->files[0], &s->c)
-                            : ra_case_imagine(args, &s->c));
+    RA_TRY(args->file_count ? ra_case_read(args->files[0], &s->c) : ra_case_imagine(args, &s->c));
     if (args->dtype) {
         s->c.layer.dtype = args->dtype;
     }

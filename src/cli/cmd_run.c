@@ -80,12 +80,12 @@ static ra_status print_json(const ra_case *c, const ra_args *args, const ra_ring
         forward += ring->rank[i].forward_bytes;
         backward += ring->rank[i].backward_bytes;
     }
-    return ra_json_print(json_pack(
-        "{s:o, s:o, s:o, s:i, s:s, s:b, s:I, s:I, s:o}", "file", ra_json_text(c->path), "name",
-        ra_json_text(c->name), "out", ra_json_text(args->out), "ranks", ring->ranks, "path",
-        ring->rank[0].info.path, "backward", (int)ring->backward, "forward_bytes",
-        (json_int_t)forward, "backward_bytes", (json_int_t)backward, "seconds",
-        ra_json_number(ring->seconds)));
+    return ra_json_print(json_pack("{s:o, s:o, s:o, s:i, s:s, s:b, s:I, s:I, s:o}", "file",
+                                   ra_json_text(c->path), "name", ra_json_text(c->name), "out",
+                                   ra_json_text(args->out), "ranks", ring->ranks, "path",
+                                   ring->rank[0].info.path, "backward", (int)ring->backward,
+                                   "forward_bytes", (json_int_t)forward, "backward_bytes",
+                                   (json_int_t)backward, "seconds", ra_json_number(ring->seconds)));
 }
 
 static ra_status run_case(const ra_args *args, ra_trace *trace, ra_case *c, ra_ring_result *ring)

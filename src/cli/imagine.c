@@ -81,9 +81,9 @@ static ra_status lay_images(const char *text, ra_case *c)
     }
     for (int i = 0; i < count && !status; i++) {
         if (images[i].start + images[i].count > c->seq) {
-            status = RA_FAIL(RA_E_ARG, "--images: %lld:%lld, expected to end within --seq %lld",
-                             (long long)images[i].start, (long long)images[i].count,
-                             (long long)c->seq);
+            status =
+                RA_FAIL(RA_E_ARG, "--images: %lld:%lld, expected to end within --seq %lld",
+                        (long long)images[i].start, (long long)images[i].count, (long long)c->seq);
             break;
         }
         for (int64_t p = 0; p < images[i].count; p++) {

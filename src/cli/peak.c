@@ -1,6 +1,7 @@
 /*
  * One loop per instruction set: twelve independent sums hide the latency of a multiply-add (4
- * cycles, two issued a cycle) and fit the sixteen registers of the smaller sets. Must not be called for a level the machine lacks.
+ * cycles, two issued a cycle) and fit the sixteen registers of the smaller sets. Must not be called
+ * for a level the machine lacks.
  */
 #include "cli/peak.h"
 
@@ -15,7 +16,8 @@ enum { ACCUMULATORS = 12, BLOCK = 4096, HELPERS_MAX = 1023 };
 /* Twelve variables, not an array: an array may end up in memory, and the loop measures that. */
 #define EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
 
-/* Hides a value from the optimiser, which would else merge equal sums or compute them beforehand. */
+/* Hides a value from the optimiser, which would else merge equal sums or compute them beforehand.
+ */
 #if defined(__x86_64__)
 #define OPAQUE(x) __asm__ volatile("" : "+x"(x))
 #else

@@ -122,12 +122,9 @@ static void run_threads(work *w)
     }
 }
 
-static ra_status allocate(const ra_case *c, int side, ra_result result, work *w,
-                          ra_reference *out)
+static ra_status allocate(const ra_case *c, int side, ra_result result, work *w, ra_reference *out)
 {
-    ra_dtype dtype = side == TRUTH             ? RA_F64
-                     : result == RA_RESULT_LSE ? RA_F32
-                                               : c->layer.dtype;
+    ra_dtype dtype = side == TRUTH ? RA_F64 : result == RA_RESULT_LSE ? RA_F32 : c->layer.dtype;
     ra_tensor t = ra_case_result(c, result, NULL, dtype);
     RA_TRY(ra_alloc((size_t)ra_tensor_count(&t), ra_dtype_bytes(dtype), &out->owned[side][result]));
     t.data = out->owned[side][result];

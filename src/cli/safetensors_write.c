@@ -144,7 +144,8 @@ ra_status ra_safetensors_write(const char *path, const ra_st_tensor *tensor, int
     char *header = NULL;
     size_t header_bytes = 0;
     struct stat info;
-    /* A rename would replace a device or a pipe by a file, and a link by a file; realpath keeps the link. */
+    /* A rename would replace a device or a pipe by a file, and a link by a file; realpath keeps the
+     * link. */
     if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) {
         return RA_FAIL(RA_E_IO, "%s: exists and is not a regular file", path);
     }
@@ -160,8 +161,7 @@ ra_status ra_safetensors_write(const char *path, const ra_st_tensor *tensor, int
         status = RA_FAIL(RA_E_NOMEM, "%s: allocation failed", path);
         goto done;
     }
-    status =
-        write_and_rename(target ? target : path, header, header_bytes, sorted, tensor_count);
+    status = write_and_rename(target ? target : path, header, header_bytes, sorted, tensor_count);
     if (status == RA_E_IO) {
         status = RA_FAIL(RA_E_IO, "%s: cannot write: %s", path, ra_last_error());
     }

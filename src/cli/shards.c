@@ -164,8 +164,9 @@ static ra_status deal_file(const char *path, ra_deals *out)
     }
     ra_status status = RA_OK;
     if (!json_is_array(root) || json_array_size(root) != (size_t)out->ranks) {
-        status = RA_FAIL(RA_E_ARG, "%s: expected a JSON list with one list of runs for each of %d ranks",
-                         path, out->ranks);
+        status =
+            RA_FAIL(RA_E_ARG, "%s: expected a JSON list with one list of runs for each of %d ranks",
+                    path, out->ranks);
     }
     for (int rank = 0; rank < out->ranks && !status; rank++) {
         status = read_runs_of(path, rank, json_array_get(root, (size_t)rank), out);

@@ -32,8 +32,8 @@ static ra_status judge(const rank_thread *threads, int count)
 {
     int worst = -1;
     for (int i = 0; i < count; i++) {
-        if (threads[i].status && (worst < 0 || (threads[worst].status == RA_E_COMM &&
-                                                threads[i].status != RA_E_COMM))) {
+        if (threads[i].status &&
+            (worst < 0 || (threads[worst].status == RA_E_COMM && threads[i].status != RA_E_COMM))) {
             worst = i;
         }
     }

@@ -109,7 +109,7 @@ ra_status ra_tensor_check_output(const ra_tensor *t, const char *name, ra_dtype 
 {
     RA_TRY(ra_tensor_check(t, name, dtype, rows, heads, seq, chan));
     for (int axis = 0; axis < RA_NDIM; axis++) {
-        if (t->size[axis] > 1 && t->stride[axis] == 0) {
+        if (ra_tensor_count(t) > 0 && t->size[axis] > 1 && t->stride[axis] == 0) {
             return RA_FAIL(
                 RA_E_SHAPE,
                 "%s: stride 0 on axis %d of size %lld: results would overwrite each other", name,

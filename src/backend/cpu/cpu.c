@@ -66,7 +66,7 @@ static ra_status add(void *self, const ra_tensor *to, const ra_tensor *from)
 {
     ra_cpu *cpu = self;
     pthread_mutex_lock(&cpu->busy);
-    ra_cpu_add(cpu, to, from);
+    ra_cpu_add(to, from);
     pthread_mutex_unlock(&cpu->busy);
     return RA_OK;
 }

@@ -31,7 +31,7 @@ static inline char *ra_cpu_scratch(const ra_cpu *cpu, int worker)
 ra_status ra_cpu_fold(ra_cpu *cpu, const ra_fold_job *job);
 ra_status ra_cpu_grad(ra_cpu *cpu, const ra_grad_job *job);
 void ra_cpu_fill(ra_cpu *cpu, const ra_tensor *t, float value);
-void ra_cpu_add(ra_cpu *cpu, const ra_tensor *to, const ra_tensor *from);
+void ra_cpu_add(const ra_tensor *to, const ra_tensor *from);
 void ra_cpu_cast(ra_cpu *cpu, const ra_tensor *to, const ra_tensor *from);
 void ra_cpu_row_dot(ra_cpu *cpu, const ra_tensor *a, const ra_tensor *b, const ra_tensor *dot);
 

@@ -27,11 +27,15 @@ static void run_item(void *arg, int64_t item, int worker)
     }
 }
 
-static void run_rows(ra_cpu *cpu, elementwise *job)
+static int64_t count_items(const elementwise *job)
 {
     const int64_t *size = job->to->size;
-    int64_t rows = size[RA_ROW] * size[RA_HEAD] * size[RA_SEQ];
-    ra_team_run(cpu->team, ra_ceil_div(rows, ROWS), run_item, job);
+    return ra_ceil_div(size[RA_ROW] * size[RA_HEAD] * size[RA_SEQ], ROWS);
+}
+
+static void run_rows(ra_cpu *cpu, elementwise *job)
+{
+    ra_team_run(cpu->team, count_items(job), run_item, job);
 }
 
 /* Channels [at, at + count) of a row as f32. */
@@ -120,10 +124,13 @@ void ra_cpu_fill(ra_cpu *cpu, const ra_tensor *t, float value)
     run_rows(cpu, &job);
 }
 
-void ra_cpu_add(ra_cpu *cpu, const ra_tensor *to, const ra_tensor *from)
+/* On the calling thread alone: a fold or grad may have the team at the same time. */
+void ra_cpu_add(const ra_tensor *to, const ra_tensor *from)
 {
     elementwise job = {.row = add_row, .to = to, .a = from};
-    run_rows(cpu, &job);
+    for (int64_t item = 0; item < count_items(&job); item++) {
+        run_item(&job, item, 0);
+    }
 }
 
 void ra_cpu_cast(ra_cpu *cpu, const ra_tensor *to, const ra_tensor *from)

@@ -1,0 +1,220 @@
+/*
+ * `ringattn bench`: forward and backward of Gemma 4's two layer kinds on one rank, in FLOP/s on the
+ * allowed pairs and as a share of the FMA peak measured beside each. Must not time what is wrong.
+ */
+#include <math.h>
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "cli/bench_problem.h"
+#include "cli/commands.h"
+#include "cli/peak.h"
+#include "cli/progress.h"
+#include "cli/report.h"
+#include "cli/setup.h"
+#include "cli/world.h"
+
+typedef struct kind {
+    int head_dim, q_heads, kv_heads;
+    bool causal;
+    int64_t window;
+} kind;
+
+static const kind kinds[] = {
+    {512, 8, 1, false, 0},
+    {512, 8, 1, true, 0},
+    {256, 8, 4, true, 0},
+    {256, 8, 4, true, 1024},
+};
+enum { KIND_COUNT = sizeof kinds / sizeof kinds[0], FORWARD = 0, BACKWARD = 1 };
+
+typedef struct timing {
+    double seconds, rate, ratio; /* of one call; FLOP/s; rate / peak */
+} timing;
+
+typedef struct bench {
+    const ra_args *args;
+    ra_case c; /* layer and length only */
+    ra_bench_problem problem;
+    char level[32];
+    double worst, peak;
+    timing timing[2];
+} bench;
+
+static ra_status call(const bench *b, const ra_setup *setup, int operation)
+{
+    const ra_bench_problem *p = &b->problem;
+    if (operation == FORWARD) {
+        ra_forward_io io = {.size = sizeof io, .q = p->q, .k = p->k, .v = p->v};
+        io.out = p->result[RA_RESULT_OUT];
+        io.lse = p->result[RA_RESULT_LSE];
+        return ra_attn_forward(setup->ctx, setup->plan, &io, (ra_stream){0});
+    }
+    ra_backward_io io = {.size = sizeof io, .q = p->q, .k = p->k, .v = p->v, .dout = p->dout};
+    io.out = p->result[RA_RESULT_OUT];
+    io.lse = p->result[RA_RESULT_LSE];
+    io.dq = p->result[RA_RESULT_DQ];
+    io.dk = p->result[RA_RESULT_DK];
+    io.dv = p->result[RA_RESULT_DV];
+    return ra_attn_backward(setup->ctx, setup->plan, &io, (ra_stream){0});
+}
+
+static ra_status time_operation(bench *b, const ra_setup *setup, int threads, int operation)
+{
+    const int64_t least_ns = 500 * 1000 * 1000;
+    double flops = operation == FORWARD ? setup->info.flops_forward : setup->info.flops_backward;
+    double before = ra_peak_measure(b->level, threads);
+    int64_t begin = ra_clock_ns(), elapsed = 0, calls = 0;
+    while (elapsed < least_ns) {
+        RA_TRY(call(b, setup, operation));
+        calls++;
+        elapsed = ra_clock_ns() - begin;
+    }
+    timing *t = &b->timing[operation];
+    double peak = (before + ra_peak_measure(b->level, threads)) / 2;
+    t->seconds = (double)elapsed * 1e-9 / (double)calls;
+    t->rate = flops / t->seconds;
+    t->ratio = t->rate / peak;
+    b->peak = peak;
+    return RA_OK;
+}
+
+static ra_status run_rank(ra_comm *comm, void *user)
+{
+    bench *b = user;
+    int threads = b->args->threads ? b->args->threads : ra_cpu_count();
+    ra_run whole = {0, b->c.seq};
+    ra_deal deal = {b->c.seq, 1, &whole};
+    ra_ctx_options options = {.size = sizeof options};
+    ra_setup setup;
+    RA_TRY(ra_setup_open(&b->c, b->args, &deal, &options, comm, &setup));
+    snprintf(b->level, sizeof b->level, "%s", ra_backend_level(setup.backend));
+    /* The first calls also warm the caches and are those that are checked. */
+    ra_status status;
+    if ((status = call(b, &setup, FORWARD)) || (status = call(b, &setup, BACKWARD)) ||
+        (status = ra_bench_problem_check(&b->problem, &b->worst)) || b->worst > 1 ||
+        (status = time_operation(b, &setup, threads, FORWARD))) {
+        goto done;
+    }
+    status = time_operation(b, &setup, threads, BACKWARD);
+done:
+    ra_setup_close(&setup);
+    return status;
+}
+
+static ra_status run_problem(bench *b)
+{
+    RA_TRY(ra_bench_problem_create(&b->c.layer, b->c.seq, &b->problem));
+    ra_status status = ra_world_run(1, run_rank, b);
+    ra_bench_problem_free(&b->problem);
+    return status;
+}
+
+static void print_text(const bench *b)
+{
+    const ra_layer *layer = &b->c.layer;
+    char mask[32];
+    snprintf(mask, sizeof mask, "%s", layer->causal ? "causal" : "full");
+    if (layer->window) {
+        snprintf(mask, sizeof mask, "window %lld", (long long)layer->window);
+    }
+    printf("%4d %d/%d %-12s %5lld %-5s", layer->head_dim, layer->q_heads, layer->kv_heads, mask,
+           (long long)b->c.seq, ra_dtype_name(layer->dtype));
+    if (b->worst > 1) {
+        printf("  WRONG: error %.3g times what rounding explains; not timed\n", b->worst);
+        return;
+    }
+    printf(" %9.2f %8.1f %6.3f %9.2f %8.1f %6.3f %9.1f\n", b->timing[FORWARD].seconds * 1e3,
+           b->timing[FORWARD].rate * 1e-9, b->timing[FORWARD].ratio,
+           b->timing[BACKWARD].seconds * 1e3, b->timing[BACKWARD].rate * 1e-9,
+           b->timing[BACKWARD].ratio, b->peak * 1e-9);
+    fflush(stdout);
+}
+
+static json_t *timing_json(const timing *t)
+{
+    return json_pack("{s:o, s:o, s:o}", "seconds", ra_json_number(t->seconds), "gflops",
+                     ra_json_number(t->rate * 1e-9), "ratio", ra_json_number(t->ratio));
+}
+
+static json_t *bench_json(const bench *b)
+{
+    const ra_layer *layer = &b->c.layer;
+    int threads = b->args->threads ? b->args->threads : ra_cpu_count();
+    json_t *object = json_pack(
+        "{s:i, s:i, s:i, s:b, s:I, s:I, s:s, s:s, s:i, s:b, s:o}", "head_dim", layer->head_dim,
+        "q_heads", layer->q_heads, "kv_heads", layer->kv_heads, "causal", (int)layer->causal,
+        "window", (json_int_t)layer->window, "seq", (json_int_t)b->c.seq, "dtype",
+        ra_dtype_name(layer->dtype), "level", b->level, "threads", threads, "pass",
+        (int)(b->worst <= 1), "error_share", ra_json_number(b->worst));
+    if (b->worst <= 1) {
+        json_object_set_new(object, "peak_gflops", ra_json_number(b->peak * 1e-9));
+        json_object_set_new(object, "forward", timing_json(&b->timing[FORWARD]));
+        json_object_set_new(object, "backward", timing_json(&b->timing[BACKWARD]));
+    }
+    return object;
+}
+
+static ra_status run_kind(const ra_args *args, const kind *k, int64_t seq, ra_dtype dtype,
+                          json_t *list, bool *pass)
+{
+    bench b = {.args = args};
+    b.c = (ra_case){.path = "bench", .name = "bench", .rows = 1, .seq = seq};
+    b.c.layer = (ra_layer){
+        .size = sizeof b.c.layer,
+        .q_heads = k->q_heads,
+        .kv_heads = k->kv_heads,
+        .head_dim = k->head_dim,
+        .dtype = dtype,
+        .scale = (float)(1 / sqrt(k->head_dim)),
+        .causal = k->causal,
+        .window = k->window,
+    };
+    RA_TRY(run_problem(&b));
+    *pass = *pass && b.worst <= 1;
+    if (!args->json) {
+        print_text(&b);
+    } else if (json_array_append_new(list, bench_json(&b)) != 0) {
+        return RA_FAIL(RA_E_NOMEM, "bench: JSON output: allocation failed");
+    }
+    return RA_OK;
+}
+
+static ra_status run_all(const ra_args *args, json_t *list, bool *pass)
+{
+    const int64_t lengths[] = {args->quick ? 2048 : 4096, 8192};
+    const ra_dtype dtypes[] = {RA_F32, RA_BF16};
+    int length_count = args->quick ? 1 : 2;
+    ra_progress progress;
+    ra_status status = RA_OK;
+    if (!args->json) {
+        printf("   D heads mask         seq   dtype    fwd ms  GFLOP/s  ratio    bwd ms  GFLOP/s"
+               "  ratio   f32 peak\n");
+    }
+    /* As text, every row that appears shows progress enough. */
+    ra_progress_begin(&progress, "bench", (int64_t)KIND_COUNT * 2 * length_count);
+    for (int i = 0; i < KIND_COUNT * 2 * length_count && !status; i++) {
+        status = run_kind(args, &kinds[i / 2 % KIND_COUNT], lengths[i / 2 / KIND_COUNT],
+                          dtypes[i % 2], list, pass);
+        if (args->json) {
+            ra_progress_add(&progress, 1);
+        }
+    }
+    ra_progress_end(&progress);
+    return status;
+}
+
+int ra_command_bench(const ra_args *args)
+{
+    bool pass = true;
+    json_t *list = json_array();
+    ra_status status = run_all(args, list, &pass);
+    if (!status && args->json) {
+        status = ra_json_print(json_incref(list));
+    }
+    if (status) {
+        ra_error_print();
+    }
+    json_decref(list);
+    return status ? ra_exit_of(status) : pass ? RA_EXIT_OK : RA_EXIT_DIFFERS;
+}

@@ -1,0 +1,63 @@
+/* Covers with data, their fp64 answer pair by pair, and the comparison: what a test of a backend's
+ * fold and grad needs. Every element that no piece names is NaN, inputs and outputs alike. Must not
+ * know any backend. */
+#ifndef RA_TESTS_SUPPORT_COVER_H
+#define RA_TESTS_SUPPORT_COVER_H
+
+#include "backend/backend.h"
+#include "support.h"
+
+/* One token of a piece, flattened. */
+typedef struct cover_token {
+    ra_token token;
+    int64_t row, tensor_row, index;
+    int source;
+} cover_token;
+
+typedef struct cover_case {
+    int64_t q_heads, kv_heads, chan;
+    ra_dtype dtype;
+    float scale;
+    ra_tokens tokens;
+    ra_cover cover; /* every pair; each query piece fresh and final */
+    int64_t q_total, k_total;
+    cover_token *q_token, *k_token;
+    ra_tensor q, dout, k[RA_SOURCE_COUNT], v[RA_SOURCE_COUNT], lse, delta; /* inputs */
+    /* [total, heads, chan] and [total, heads]: the answer. */
+    double *out, *lse_want, *dq, *dk, *dv;
+} cover_case;
+
+/* What is the same in every case of one test. */
+typedef struct cover_shape {
+    int64_t q_heads, kv_heads, chan;
+    ra_dtype dtype;
+    float scale;
+} cover_shape;
+
+/* Random rows, documents, padding, images, cuts of pieces and sources under a random mask. */
+cover_case cover_random(rng *r, cover_shape shape, int64_t seq_max);
+/* One document: `queries` positions whose last one is level with the last of `keys`. */
+cover_case cover_pair(rng *r, cover_shape shape, ra_mask mask, int64_t queries, int64_t keys);
+void cover_case_free(cover_case *c);
+
+/* A cover with the key pieces that `keep` has a nonzero for; free its pieces with ra_cover_free. */
+ra_cover cover_part(const cover_case *c, const uint8_t *keep, bool fresh, bool final);
+/* The same cover with each query piece cut into pieces of `count` positions. */
+ra_cover cover_cut_queries(const cover_case *c, int64_t count);
+
+/* Jobs over `cover` with outputs of their own: NaN, but 1 in the rows of dq, dk and dv that pieces
+ * name. The inputs are those of the case. */
+ra_fold_job cover_fold_job(const cover_case *c, const ra_cover *cover);
+ra_grad_job cover_grad_job(const cover_case *c, const ra_cover *cover);
+void cover_fold_free(ra_fold_job *job);
+void cover_grad_free(ra_grad_job *job);
+
+/* Fail the test with the worst element unless results are near the answer, `tolerance` being
+ * relative to the largest one, and all else is still NaN. */
+void cover_check_fold(const cover_case *c, const ra_fold_job *job, double tolerance);
+void cover_check_grad(const cover_case *c, const ra_grad_job *job, double tolerance);
+
+/* Equal bytes in all of both tensors, which were made by the same call. */
+bool cover_same_bits(const ra_tensor *a, const ra_tensor *b);
+
+#endif
