@@ -21,7 +21,11 @@ set(RA_LIBRARY_SOURCES
     src/backend/backend.c
     src/backend/merge.c
     src/backend/cpu/cpu.c
+    src/backend/cpu/elementwise.c
     src/backend/cpu/fold.c
+    src/backend/cpu/grad.c
+    src/backend/cpu/grad_keys.c
+    src/backend/cpu/grad_queries.c
     src/backend/cpu/level.c
     src/backend/cpu/team.c
     src/backend/cpu/tile.c
@@ -33,6 +37,14 @@ set(RA_LIBRARY_SOURCES
     src/ring/route.c
     src/oracle/oracle.c
     src/oracle/whole.c
+    src/attn/attn.c
+    src/attn/check.c
+    src/attn/ctx.c
+    src/attn/gathered.c
+    src/attn/inspect.c
+    src/attn/path.c
+    src/attn/scratch.c
+    src/attn/step.c
     src/attn/varlen.c
 )
 
@@ -55,10 +67,17 @@ set(RA_CHECK_SOURCES
 # src/cli/main.c is listed with the executable.
 set(RA_CLI_SOURCES
     src/cli/args.c
+    src/cli/bench_problem.c
     src/cli/case.c
+    src/cli/cmd_bench.c
+    src/cli/cmd_check.c
+    src/cli/cmd_plan.c
+    src/cli/cmd_run.c
     src/cli/imagine.c
+    src/cli/peak.c
     src/cli/progress.c
     src/cli/reference.c
+    src/cli/report.c
     src/cli/ring_run.c
     src/cli/safetensors.c
     src/cli/safetensors_write.c

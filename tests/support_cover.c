@@ -186,7 +186,7 @@ static void finish(rng *r, cover_case *c, cover_shape shape, int64_t rows, int64
     c->chan = shape.chan;
     c->dtype = shape.dtype;
     c->scale = shape.scale;
-    c->cover.tokens = &c->tokens;
+    c->cover.tokens = c->tokens;
     ra_pieces_sort(c->cover.q, c->cover.q_count);
     ra_pieces_sort(c->cover.k, c->cover.k_count);
     ra_cover_link(&c->cover);
@@ -275,10 +275,10 @@ static void random_row(rng *r, cover_case *c, int64_t row, int64_t seq, int64_t 
     }
     for (int64_t pos = rng_int(r, 0, 4); pos < seq;) {
         int64_t count = ra_min_i64(rng_int(r, 1, 1 + seq / 3), seq - pos);
-        c->tokens.block[c->tokens.block_count++] = (ra_range){pos, pos + count};
+        c->tokens->block[c->tokens->block_count++] = (ra_range){pos, pos + count};
         pos += count + rng_int(r, 1, 1 + seq / 3);
     }
-    c->tokens.block_first[row + 1] = c->tokens.block_count;
+    c->tokens->block_first[row + 1] = c->tokens->block_count;
 }
 
 cover_case cover_random(rng *r, cover_shape shape, int64_t seq_max)
@@ -286,10 +286,11 @@ cover_case cover_random(rng *r, cover_shape shape, int64_t seq_max)
     cover_case c = {0};
     int64_t rows = rng_int(r, 1, 2), seq = rng_int(r, 1, seq_max), shift = rng_int(r, 0, 2);
     c.cover.mask = random_mask_of(r, seq);
-    c.tokens.rows = rows;
-    c.tokens.seq = seq;
-    NEW(&c.tokens.block, rows * seq);
-    NEW(&c.tokens.block_first, rows + 1);
+    NEW(&c.tokens, 1);
+    c.tokens->rows = rows;
+    c.tokens->seq = seq;
+    NEW(&c.tokens->block, rows * seq);
+    NEW(&c.tokens->block_first, rows + 1);
     NEW(&c.cover.q, rows * seq);
     NEW(&c.cover.k, rows * seq);
     int64_t chunk = 0;
@@ -304,7 +305,8 @@ cover_case cover_pair(rng *r, cover_shape shape, ra_mask mask, int64_t queries, 
 {
     cover_case c = {.cover.mask = mask};
     int64_t end = ra_max_i64(queries, keys);
-    NEW(&c.tokens.block_first, 2);
+    NEW(&c.tokens, 1);
+    NEW(&c.tokens->block_first, 2);
     NEW(&c.cover.q, 1);
     NEW(&c.cover.k, 1);
     c.cover.q_count = c.cover.k_count = 1;
@@ -317,7 +319,8 @@ cover_case cover_pair(rng *r, cover_shape shape, ra_mask mask, int64_t queries, 
 
 void cover_case_free(cover_case *c)
 {
-    ra_tokens_free(&c->tokens);
+    ra_tokens_free(c->tokens);
+    ra_free(c->tokens);
     ra_cover_free(&c->cover);
     void *owned[] = {c->q_token,   c->k_token,   c->q.data,    c->dout.data, c->k[0].data,
                      c->k[1].data, c->v[0].data, c->v[1].data, c->lse.data,  c->delta.data,
@@ -329,7 +332,7 @@ void cover_case_free(cover_case *c)
 
 ra_cover cover_part(const cover_case *c, const uint8_t *keep, bool fresh, bool final)
 {
-    ra_cover part = {.tokens = &c->tokens, .mask = c->cover.mask, .q_count = c->cover.q_count};
+    ra_cover part = {.tokens = c->tokens, .mask = c->cover.mask, .q_count = c->cover.q_count};
     NEW(&part.q, c->cover.q_count);
     NEW(&part.k, c->cover.k_count);
     for (int64_t i = 0; i < c->cover.q_count; i++) {
@@ -348,7 +351,7 @@ ra_cover cover_part(const cover_case *c, const uint8_t *keep, bool fresh, bool f
 
 ra_cover cover_cut_queries(const cover_case *c, int64_t count)
 {
-    ra_cover part = {.tokens = &c->tokens, .mask = c->cover.mask, .k_count = c->cover.k_count};
+    ra_cover part = {.tokens = c->tokens, .mask = c->cover.mask, .k_count = c->cover.k_count};
     NEW(&part.q, c->q_total);
     NEW(&part.k, c->cover.k_count);
     for (int64_t i = 0; i < c->cover.k_count; i++) {

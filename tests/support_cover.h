@@ -18,7 +18,7 @@ typedef struct cover_case {
     int64_t q_heads, kv_heads, chan;
     ra_dtype dtype;
     float scale;
-    ra_tokens tokens;
+    ra_tokens *tokens;
     ra_cover cover; /* every pair; each query piece fresh and final */
     int64_t q_total, k_total;
     cover_token *q_token, *k_token;

@@ -10,8 +10,8 @@ typedef void (*probe_check)(const problem *p, const layout *l, const answer *a, 
 /* Calls check with the results of every run: ranks 1, 2, 3, 4, 7, 8, four layouts, K/V kept and
  * not, overlapped and not, strides in turn. */
 void probe_everywhere(const problem *p, probe_check check, void *arg);
-/* The same against the oracle, by the tolerance. */
-void probe_reference(const problem *p);
+/* The same against the oracle, by the tolerance. tiny: reference_check_tiny. */
+void probe_reference(const problem *p, bool tiny);
 
 /* Figures of a mask probe (problem_fill_probe). */
 typedef struct probe_figures {

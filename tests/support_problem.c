@@ -263,6 +263,19 @@ bool answer_same_bits(const answer *a, const answer *b)
            tensor_same_bits(&a->dv, &b->dv);
 }
 
+double tensor_largest(const ra_tensor *t)
+{
+    double largest = 1.0;
+    FOR_EACH_ROW(t, row, head, seq)
+    {
+        for (int64_t c = 0; c < t->size[RA_CHAN]; c++) {
+            double x = fabs(ra_tensor_get(t, row, head, seq, c));
+            largest = isfinite(x) && x > largest ? x : largest;
+        }
+    }
+    return largest;
+}
+
 double tensor_error(const ra_tensor *a, const ra_tensor *b)
 {
     double worst = 0.0;

@@ -82,6 +82,7 @@ void answer_create(answer *a, const problem *p, ra_dtype dtype, ra_dtype lse_dty
 void answer_free(answer *a, bool shared);
 bool tensor_same_bits(const ra_tensor *a, const ra_tensor *b);
 bool answer_same_bits(const answer *a, const answer *b);
+double tensor_largest(const ra_tensor *t); /* largest finite magnitude, at least 1 */
 double tensor_error(const ra_tensor *a, const ra_tensor *b); /* max |a - b|; NaN counts as Inf */
 
 /* fp64 oracle and plain same-dtype computation of one problem: what the tolerance compares with. */
@@ -93,6 +94,9 @@ void reference_create(reference *ref, const problem *p);
 void reference_free(reference *ref);
 /* Fails the test, naming tensor and case, unless `got` is within the tolerance. */
 void reference_check(const reference *ref, const problem *p, const answer *got, bool backward);
+/* The same, with room for the rounding of f32 sums where a tensor is so small, or so nearly zero,
+ * that the plain computation makes no error by chance. */
+void reference_check_tiny(const reference *ref, const problem *p, const answer *got);
 
 void problem_print(const problem *p, const layout *l); /* to stderr, to understand a failure */
 

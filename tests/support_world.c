@@ -1,6 +1,7 @@
 /* Ranks as threads: shard, run, put together. */
 #include "support_world.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -174,13 +175,20 @@ bool rank_data_collect(rank_data *data, bool backward, answer *a)
     return clean;
 }
 
-bool rank_data_untouched(const rank_data *data)
+bool rank_data_no_result(const rank_data *data, bool backward)
 {
-    bool untouched = true;
-    for (int i = DATA_OUT; i < DATA_COUNT; i++) {
-        untouched = untouched && all_poison(&data->tensor[i]);
+    int first = backward ? DATA_DQ : DATA_OUT;
+    for (int i = first; i <= DATA_DV; i++) {
+        const ra_tensor *t = &data->tensor[i].view;
+        for (int64_t j = 0; j < ra_tensor_count(t); j++) {
+            int64_t chan = t->size[RA_CHAN], seq = t->size[RA_SEQ], heads = t->size[RA_HEAD];
+            int64_t row = j / chan / seq / heads, head = j / chan / seq % heads;
+            if (!isnan(ra_tensor_get(t, row, head, j / chan % seq, j % chan))) {
+                return false;
+            }
+        }
     }
-    return untouched;
+    return true;
 }
 
 static void *slice_of(const void *whole, size_t width, const problem *p, const int64_t *pos,

@@ -1,12 +1,9 @@
-/* The oracle against answers worked out by hand and against finite differences of itself; the plain
- * computation against the oracle. */
+/* The oracle against answers worked out by hand and against finite differences of itself. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/alloc.h"
 #include "oracle/plain.h"
-#include "oracle/tolerance.h"
 #include "support_problem.h"
 #include "tensor/tensor.h"
 
@@ -396,97 +393,6 @@ static void shared_key_and_value(void **state)
     problem_free(&p);
 }
 
-static void plain_solve(const problem *p, answer *a)
-{
-    answer_create(a, p, p->layer.dtype, RA_F32, false);
-    ra_step_desc desc = problem_desc(p);
-    ra_forward_io forward = forward_of(p, a);
-    ra_backward_io backward = backward_of(p, a);
-    assert_int_equal(ra_plain_forward(&desc, &p->layer, &forward), RA_OK);
-    assert_int_equal(ra_plain_backward(&desc, &p->layer, &backward), RA_OK);
-}
-
-static ra_comparison compare(const ra_tensor *got, const ra_tensor *plain,
-                             const ra_tensor *reference, ra_dtype rule)
-{
-    ra_comparison c;
-    assert_int_equal(ra_compare(got, plain, reference, rule, &c), RA_OK);
-    return c;
-}
-
-/* The plain computation errs as its dtype does: not less than nothing, not more than a few u. */
-static void plain_is_near_the_oracle(void **state)
-{
-    (void)state;
-    static const ra_dtype dtypes[] = {RA_F32, RA_F16, RA_BF16};
-    rng r = rng_of(support_seed());
-    for (int d = 0; d < 3; d++) {
-        problem p;
-        answer a, plain;
-        ra_layer layer = layer_of(4, 2, 64, dtypes[d]);
-        layer.window = 20;
-        layer.vision = RA_VISION_WITHIN_WINDOW;
-        problem_create(&p, layer, 2, 48);
-        problem_set_image(&p, 5, 40);
-        int32_t doc[96];
-        for (int i = 0; i < 96; i++) {
-            doc[i] = i % 48 < 30 ? 1 : i % 48 < 44 ? 2 : 0;
-        }
-        problem_set_docs(&p, doc);
-        problem_fill_unit(&p, &r);
-        solve(&p, &a);
-        plain_solve(&p, &plain);
-        double u = ra_unit_roundoff(dtypes[d]);
-        const ra_tensor *pairs[][2] = {
-            {&plain.out, &a.out}, {&plain.dq, &a.dq}, {&plain.dk, &a.dk}, {&plain.dv, &a.dv}};
-        for (int t = 0; t < 4; t++) {
-            ra_comparison c = compare(pairs[t][0], pairs[t][0], pairs[t][1], dtypes[d]);
-            assert_true(c.pass);
-            assert_true(c.max_error > u / 64);
-            assert_true(c.max_error < 64 * u);
-        }
-        ra_comparison c = compare(&plain.lse, &plain.lse, &a.lse, RA_F32);
-        assert_true(c.pass && c.misplaced == 0);
-        assert_true(c.max_error < 64 * 0x1p-24);
-        answer_free(&a, false);
-        answer_free(&plain, false);
-        problem_free(&p);
-    }
-}
-
-/* The tolerance notices a window that is one off, a scale of 0.99 and a missing document mask. */
-static void tolerance_bites(void **state)
-{
-    (void)state;
-    rng r = rng_of(support_seed());
-    problem p, mutant;
-    answer a, plain, wrong;
-    ra_layer layer = layer_of(2, 1, 64, RA_BF16);
-    layer.window = 9;
-    problem_create(&p, layer, 1, 40);
-    int32_t doc[40];
-    for (int i = 0; i < 40; i++) {
-        doc[i] = 1 + i / 23;
-    }
-    problem_set_docs(&p, doc);
-    problem_fill_gemma(&p, &r);
-    solve(&p, &a);
-    plain_solve(&p, &plain);
-    for (int i = 0; i < 4; i++) {
-        mutant = p;
-        mutant.layer.window += i == 0 ? 1 : i == 1 ? -1 : 0;
-        mutant.layer.scale *= i == 2 ? 0.99f : 1.0f;
-        mutant.doc_id = i == 3 ? NULL : p.doc_id;
-        plain_solve(&mutant, &wrong);
-        assert_false(compare(&wrong.lse, &plain.lse, &a.lse, RA_F32).pass);
-        assert_false(compare(&wrong.dv, &plain.dv, &a.dv, RA_BF16).pass);
-        answer_free(&wrong, false);
-    }
-    answer_free(&a, false);
-    answer_free(&plain, false);
-    problem_free(&p);
-}
-
 static void assert_message(const char *part)
 {
     if (!strstr(ra_last_error(), part)) {
@@ -552,35 +458,6 @@ static void an_empty_sequence_is_fine(void **state)
     problem_free(&p);
 }
 
-typedef ra_status forward_call(const ra_step_desc *, const ra_layer *, const ra_forward_io *);
-typedef ra_status backward_call(const ra_step_desc *, const ra_layer *, const ra_backward_io *);
-
-static void failed_allocations_leave_nothing(void **state)
-{
-    (void)state;
-    static forward_call *const forward_of_kind[] = {ra_oracle_forward, ra_plain_forward};
-    static backward_call *const backward_of_kind[] = {ra_oracle_backward, ra_plain_backward};
-    problem p;
-    answer a;
-    problem_create(&p, layer_of(2, 1, 8, RA_F32), 1, 4);
-    problem_set_image(&p, 1, 2);
-    answer_create(&a, &p, RA_F32, RA_F32, false);
-    ra_step_desc desc = problem_desc(&p);
-    ra_forward_io forward = forward_of(&p, &a);
-    ra_backward_io backward = backward_of(&p, &a);
-    for (long run = 0; run < 16; run++) {
-        ra_alloc_probe watch = {.fail_at = 1 + run / 4};
-        ra_alloc_watch(&watch);
-        ra_status status = run % 2 ? backward_of_kind[run / 2 % 2](&desc, &p.layer, &backward)
-                                   : forward_of_kind[run / 2 % 2](&desc, &p.layer, &forward);
-        ra_alloc_watch(NULL);
-        assert_int_equal(status, run / 4 < 3 ? RA_E_NOMEM : RA_OK);
-        assert_int_equal(atomic_load(&watch.live_bytes), 0);
-    }
-    answer_free(&a, false);
-    problem_free(&p);
-}
-
 int main(int argc, char **argv)
 {
     support_start(argc, argv);
@@ -594,11 +471,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(nan_in_a_document_stays_there),
         cmocka_unit_test(gradients_are_finite_differences),
         cmocka_unit_test(shared_key_and_value),
-        cmocka_unit_test(plain_is_near_the_oracle),
-        cmocka_unit_test(tolerance_bites),
         cmocka_unit_test(bad_arguments_are_named),
         cmocka_unit_test(an_empty_sequence_is_fine),
-        cmocka_unit_test(failed_allocations_leave_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

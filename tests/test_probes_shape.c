@@ -16,7 +16,7 @@ static void length_not_divisible(void **state)
         support_limit(60, "P15, %lld tokens", (long long)lengths[i]);
         problem_create(&p, layer_of(4, 2, 16, RA_F32), 2, lengths[i]);
         problem_fill_unit(&p, &r);
-        probe_reference(&p);
+        probe_reference(&p, true);
         problem_free(&p);
     }
 }
@@ -69,7 +69,11 @@ static void edge_case(int head_dim, int64_t queries, int64_t keys, ra_dtype dtyp
                   (long long)keys, ra_dtype_name(dtype));
     reference_create(&ref, &p);
     world_run(&p, &l, &o, &a, NULL);
-    reference_check(&ref, &p, &a, true);
+    if (p.seq < 64 || dtype == RA_F32) {
+        reference_check_tiny(&ref, &p, &a);
+    } else {
+        reference_check(&ref, &p, &a, true);
+    }
     answer_free(&a, false);
     reference_free(&ref);
     problem_free(&p);
@@ -112,10 +116,10 @@ static void every_dtype(void **state)
         support_limit(60, "P09, %s", ra_dtype_name(dtypes[i]));
         problem_create(&p, layer_of(2, 1, 64, dtypes[i]), 1, 48);
         problem_fill_unit(&p, &r);
-        probe_reference(&p);
+        probe_reference(&p, false);
         support_limit(60, "P09, %s, logits near 8", ra_dtype_name(dtypes[i]));
         problem_fill_gemma(&p, &r);
-        probe_reference(&p);
+        probe_reference(&p, dtypes[i] == RA_F32);
         problem_free(&p);
     }
 }

@@ -186,12 +186,7 @@ static void run_rank(int rank, ra_comm *comm, void *arg)
 
 static void close_to(const run *a, const char *name, const ra_tensor *got, const ra_tensor *want)
 {
-    double largest = 1.0;
-    for (int64_t i = 0; i < ra_tensor_count(want); i++) {
-        double x = fabs(((const double *)want->data)[i]);
-        largest = isfinite(x) && x > largest ? x : largest;
-    }
-    double error = tensor_error(got, want);
+    double largest = tensor_largest(want), error = tensor_error(got, want);
     if (!(error <= TOLERANCE * largest)) {
         problem_print(&a->p, &a->l);
         fail_msg("%s: %s: error %.3g of %.3g", support_case(), name, error, largest);

@@ -58,10 +58,11 @@ static ra_status run_forward(ra_ctx *ctx, const ra_plan *plan, const ra_forward_
     }
     RA_TRY(fill_idle(plan, &io->out, 0.0f));
     RA_TRY(fill_idle(plan, &io->lse, -INFINITY));
-    ra_collect_start(&call->collect);
+    RA_TRY(ra_collect_start(&call->collect));
     for (int h = 0; h < plan->schedule.hop_count; h++) {
         ra_fold_job job = {
             .cover = &plan->schedule.hop[h].cover,
+            .prepared = plan->prepared[h],
             .scale = plan->layer->scale,
             .q = io->q,
             .k = {[RA_SOURCE_OWN] = io->k},
@@ -98,10 +99,11 @@ static ra_status walk_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backwa
                                const ra_backward_scratch *s, ring_call *call)
 {
     const ra_backend *backend = ctx->backend;
-    ra_collect_start(&call->collect);
+    RA_TRY(ra_collect_start(&call->collect));
     for (int h = 0; h < plan->schedule.hop_count; h++) {
         ra_grad_job job = {
             .cover = &plan->schedule.hop[h].cover,
+            .prepared = plan->prepared[h],
             .scale = plan->layer->scale,
             .q = io->q,
             .dout = io->dout,
@@ -126,7 +128,7 @@ static ra_status walk_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backwa
                          ra_comm_rank(ctx->comm), h);
         }
         if (h > 0) {
-            ra_route_send(&call->route, h);
+            RA_TRY(ra_route_send(&call->route, h));
         }
     }
     return ra_route_finish(&call->route);
@@ -172,13 +174,13 @@ static void spoil(const ra_backend *backend, const ra_tensor *const *results, in
 ra_status ra_attn_forward(ra_ctx *ctx, const ra_plan *plan, const ra_forward_io *io,
                           ra_stream stream)
 {
-    (void)stream; /* the CPU backend computes on the calling thread */
     RA_TRY(ra_ctx_check(ctx));
     ra_status status = ra_forward_check(ctx, plan, io);
     if (status) {
         return ra_ctx_finish(ctx, status);
     }
     ring_call call;
+    ctx->backend->ops->use_stream(ctx->backend->self, stream);
     status = ra_ctx_finish(ctx, run_forward(ctx, plan, io, &call));
     if (status) {
         spoil(ctx->backend, (const ra_tensor *const[]){&io->out, &io->lse}, 2);
@@ -189,13 +191,13 @@ ra_status ra_attn_forward(ra_ctx *ctx, const ra_plan *plan, const ra_forward_io 
 ra_status ra_attn_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backward_io *io,
                            ra_stream stream)
 {
-    (void)stream;
     RA_TRY(ra_ctx_check(ctx));
     ra_status status = ra_backward_check(ctx, plan, io);
     if (status) {
         return ra_ctx_finish(ctx, status);
     }
     ring_call call;
+    ctx->backend->ops->use_stream(ctx->backend->self, stream);
     status = ra_ctx_finish(ctx, run_backward(ctx, plan, io, &call));
     if (status) {
         spoil(ctx->backend, (const ra_tensor *const[]){&io->dq, &io->dk, &io->dv}, 3);

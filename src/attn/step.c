@@ -30,11 +30,33 @@ static ra_status build_plan(ra_step *step, const ra_layer *layer, ra_plan *plan)
         .neighbourhood = plan->choice.path == RA_PATH_SLIDING,
     };
     RA_TRY(ra_schedule_build(&inputs, &plan->schedule));
+    RA_TRY(RA_NEW(&plan->prepared, plan->schedule.hop_count));
     ra_scratch_shape shape = ra_plan_shape(plan);
     plan->forward_bytes = ra_forward_carve(&shape, NULL).bytes;
     plan->backward_bytes =
         step->ctx->options.forward_only ? 0 : ra_backward_carve(&shape, NULL).bytes;
     return RA_OK;
+}
+
+/* Work lists of all hops. */
+static ra_status prepare_plan(ra_plan *plan)
+{
+    const ra_backend *backend = plan->step->ctx->backend;
+    for (int h = 0; h < plan->schedule.hop_count; h++) {
+        RA_TRY(backend->ops->prepare(backend->self, &plan->schedule.hop[h].cover, plan->layer,
+                                     &plan->prepared[h]));
+    }
+    return RA_OK;
+}
+
+static void free_plan(ra_plan *plan)
+{
+    for (int h = 0; plan->prepared && h < plan->schedule.hop_count; h++) {
+        const ra_backend *backend = plan->step->ctx->backend;
+        backend->ops->discard(backend->self, plan->prepared[h]);
+    }
+    ra_free(plan->prepared);
+    ra_schedule_free(&plan->schedule);
 }
 
 static ra_status build_step(ra_step *step, const ra_gathered *gathered)
@@ -63,7 +85,13 @@ static ra_status build_step(ra_step *step, const ra_gathered *gathered)
         scratch_bytes = bytes > scratch_bytes ? bytes : scratch_bytes;
         blocks = ra_max_i64(blocks, ra_scratch_blocks(&shape));
     }
-    return ctx->options.plan_only ? RA_OK : ra_ctx_reserve(ctx, scratch_bytes, blocks);
+    if (ctx->options.plan_only) {
+        return RA_OK;
+    }
+    for (int i = 0; i < ctx->layer_count; i++) {
+        RA_TRY(prepare_plan(&step->plan[i]));
+    }
+    return ra_ctx_reserve(ctx, scratch_bytes, blocks);
 }
 
 ra_status ra_step_create(ra_ctx *ctx, const ra_step_desc *desc, ra_step **out)
@@ -96,7 +124,7 @@ void ra_step_free(ra_step *step)
 {
     if (step) {
         for (int i = 0; i < RA_LAYERS_MAX; i++) {
-            ra_schedule_free(&step->plan[i].schedule);
+            free_plan(&step->plan[i]);
         }
         ra_shards_free(&step->shards);
         ra_tokens_free(&step->tokens);

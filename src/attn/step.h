@@ -13,6 +13,7 @@ struct ra_plan {
     const ra_layer *layer;
     ra_path_choice choice;
     ra_schedule schedule;
+    void **prepared; /* [hop_count] the backend's work lists; NULL entries where it needs none */
     uint64_t forward_bytes, backward_bytes; /* of scratch; backward 0 if forward_only */
 };
 

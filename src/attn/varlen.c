@@ -132,7 +132,11 @@ ra_status ra_varlen_forward(ra_backend *backend, const ra_layer *layer, const ra
             .lse = io->lse,
             .out = io->out,
         };
-        status = backend->ops->fold(backend->self, &job);
+        void *prepared = NULL;
+        status = backend->ops->prepare(backend->self, &cover, layer, &prepared);
+        job.prepared = prepared;
+        status = status ? status : backend->ops->fold(backend->self, &job);
+        backend->ops->discard(backend->self, prepared);
     }
     ra_cover_free(&cover);
     return status;
@@ -181,8 +185,13 @@ static ra_status grad_run(ra_backend *backend, const ra_layer *layer, const ra_c
             .dk = {[RA_SOURCE_OWN] = s->dk},
             .dv = {[RA_SOURCE_OWN] = s->dv},
         };
+        void *prepared = NULL;
         RA_TRY(ops->row_dot(backend->self, &io->dout, &io->out, &s->delta));
-        RA_TRY(ops->grad(backend->self, &job));
+        RA_TRY(ops->prepare(backend->self, cover, layer, &prepared));
+        job.prepared = prepared;
+        ra_status status = ops->grad(backend->self, &job);
+        ops->discard(backend->self, prepared);
+        RA_TRY(status);
     }
     if (ra_tensor_count(&s->dq) > 0) {
         RA_TRY(ops->cast(backend->self, &io->dq, &s->dq));

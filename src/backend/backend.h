@@ -22,6 +22,7 @@
  * lse, sum 1 and numerator acc. A row without any key so far is acc 0, lse -inf. */
 typedef struct ra_fold_job {
     const ra_cover *cover;
+    const void *prepared; /* what prepare made of the cover */
     float scale;
     ra_tensor q; /* [B, Hq, S, D] dtype */
     ra_tensor
@@ -37,6 +38,7 @@ typedef struct ra_fold_job {
  * data NULL everywhere. */
 typedef struct ra_grad_job {
     const ra_cover *cover;
+    const void *prepared;
     float scale;
     ra_tensor q, dout;            /* [B, Hq, S, D] dtype */
     ra_tensor k[RA_SOURCE_COUNT]; /* [*, Hkv, *, D] dtype */
@@ -47,13 +49,28 @@ typedef struct ra_grad_job {
     ra_tensor dv[RA_SOURCE_COUNT];
 } ra_grad_job;
 
+/* Moments of the computation that a transport waits for: one for each task that can be posted. */
+typedef enum ra_mark {
+    RA_MARK_COLLECT, /* and the next: by parity of the hop */
+    RA_MARK_ROUTE = RA_MARK_COLLECT + 2,
+    RA_MARK_COUNT = RA_MARK_ROUTE + 2,
+} ra_mark;
+
+/* fold, grad, fill, cast and row_dot may return before they are done; they run in the order of
+ * their calls, on the stream given last. */
 typedef struct ra_backend_ops {
     const char *name;
+    void (*use_stream)(void *self, ra_stream stream);
+    /* Turns a cover of one layer kind into the backend's own work lists, once a step. */
+    ra_status (*prepare)(void *self, const ra_cover *cover, const ra_layer *layer, void **prepared);
+    void (*discard)(void *self, void *prepared);
+    ra_status (*mark)(void *self, int mark);      /* now, behind everything called so far */
+    ra_status (*wait_mark)(void *self, int mark); /* any thread; returns when that is done */
     ra_status (*alloc)(void *self, size_t bytes, void **out); /* device memory, zeroed */
     void (*free)(void *self, void *memory);
     ra_status (*fold)(void *self, const ra_fold_job *job);
     ra_status (*grad)(void *self, const ra_grad_job *job);
-    ra_status (*fill)(void *self, const ra_tensor *t, float value); /* any dtype */
+    ra_status (*fill)(void *self, const ra_tensor *t, float value);           /* any dtype */
     ra_status (*add)(void *self, const ra_tensor *to, const ra_tensor *from); /* f32, same sizes */
     ra_status (*cast)(void *self, const ra_tensor *to,
                       const ra_tensor *from); /* f32 to any dtype */

@@ -36,6 +36,7 @@ static ra_status exchange_hop(void *arg)
     ra_tensor k = chunk_view(c, task->hop, &c->kept_k, c->slot_k);
     ra_tensor v = chunk_view(c, task->hop, &c->kept_v, c->slot_v);
     int xfer_count = 0;
+    RA_TRY(ring->backend->ops->wait_mark(ring->backend->self, RA_MARK_COLLECT + task->hop % 2));
     ring->blocks->count = 0;
     for (int l = hop->leg_first; l < hop->leg_first + hop->leg_count; l++) {
         const ra_leg *leg = &ring->schedule->leg[l];
@@ -56,18 +57,22 @@ static ra_status exchange_hop(void *arg)
     return RA_OK;
 }
 
-static void post(ra_collect *c, int hop)
+/* The other slot is free, and this rank's rows are there, once everything called so far is done. */
+static ra_status post(ra_collect *c, int hop)
 {
+    const ra_backend *backend = c->ring->backend;
     if (!c->arrived && hop < c->ring->schedule->hop_count) {
+        RA_TRY(backend->ops->mark(backend->self, RA_MARK_COLLECT + hop % 2));
         c->task[hop % 2] = (ra_collect_task){c, hop};
         c->ticket[hop % 2] =
             ra_courier_post(c->ring->courier, (ra_task){exchange_hop, &c->task[hop % 2]});
     }
+    return RA_OK;
 }
 
-void ra_collect_start(ra_collect *collect)
+ra_status ra_collect_start(ra_collect *collect)
 {
-    post(collect, 1);
+    return post(collect, 1);
 }
 
 ra_status ra_collect_next(ra_collect *collect, int hop, ra_tensor *k, ra_tensor *v)
@@ -75,7 +80,7 @@ ra_status ra_collect_next(ra_collect *collect, int hop, ra_tensor *k, ra_tensor 
     if (!collect->arrived) {
         RA_TRY(ra_courier_wait(collect->ring->courier, collect->ticket[hop % 2]));
     }
-    post(collect, hop + 1);
+    RA_TRY(post(collect, hop + 1));
     *k = chunk_view(collect, hop, &collect->kept_k, collect->slot_k);
     *v = chunk_view(collect, hop, &collect->kept_v, collect->slot_v);
     return RA_OK;

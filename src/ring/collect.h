@@ -26,7 +26,7 @@ struct ra_collect {
 };
 
 /* Posts the first exchange. */
-void ra_collect_start(ra_collect *collect);
+ra_status ra_collect_start(ra_collect *collect);
 /* Hands out hop >= 1's rows, [1, Hkv, chunk_rows, D], and posts the next exchange: hop - 1's rows
  * are given back by this. */
 ra_status ra_collect_next(ra_collect *collect, int hop, ra_tensor *k, ra_tensor *v);

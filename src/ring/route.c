@@ -89,8 +89,9 @@ static ra_status route_hop(void *arg)
     const ra_route_task *task = arg;
     const ra_route *r = task->route;
     const ra_hop *hop = &r->ring->schedule->hop[task->hop];
+    const ra_backend *backend = r->ring->backend;
+    ra_status status = backend->ops->wait_mark(backend->self, RA_MARK_ROUTE + task->hop % 2);
     int64_t started = ra_trace_begin(r->ring->trace);
-    ra_status status = RA_OK;
     for (int l = hop->leg_first; !status && l < hop->leg_first + hop->leg_count; l++) {
         const ra_leg *leg = &r->ring->schedule->leg[l];
         for (int64_t begin = 0; !status && begin < leg->rows_max; begin += r->landing_rows) {
@@ -115,11 +116,14 @@ ra_status ra_route_slot(ra_route *route, int hop, ra_tensor *dk, ra_tensor *dv)
     return backend->ops->fill(backend->self, dv, 0.0f);
 }
 
-void ra_route_send(ra_route *route, int hop)
+ra_status ra_route_send(ra_route *route, int hop)
 {
+    const ra_backend *backend = route->ring->backend;
+    RA_TRY(backend->ops->mark(backend->self, RA_MARK_ROUTE + hop % 2));
     route->task[hop % 2] = (ra_route_task){route, hop};
     route->ticket[hop % 2] =
         ra_courier_post(route->ring->courier, (ra_task){route_hop, &route->task[hop % 2]});
+    return RA_OK;
 }
 
 ra_status ra_route_finish(ra_route *route)

@@ -35,7 +35,7 @@ int64_t ra_route_landing_rows(const ra_schedule *schedule, int64_t heads, int64_
  * are on their way. */
 ra_status ra_route_slot(ra_route *route, int hop, ra_tensor *dk, ra_tensor *dv);
 /* Posts the exchange of hop's sums; own dk, dv must not be written by anyone else from now on. */
-void ra_route_send(ra_route *route, int hop);
+ra_status ra_route_send(ra_route *route, int hop);
 /* Waits until every sum is where it belongs. */
 ra_status ra_route_finish(ra_route *route);
 

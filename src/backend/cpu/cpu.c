@@ -35,6 +35,35 @@ static void free_memory(void *self, void *memory)
     ra_free(memory);
 }
 
+/* Host memory needs no streams, lists or marks: every call is done when it returns. */
+static void use_stream(void *self, ra_stream stream)
+{
+    (void)self;
+    (void)stream;
+}
+
+static ra_status prepare(void *self, const ra_cover *cover, const ra_layer *layer, void **prepared)
+{
+    (void)self;
+    (void)cover;
+    (void)layer;
+    *prepared = NULL;
+    return RA_OK;
+}
+
+static void discard(void *self, void *prepared)
+{
+    (void)self;
+    (void)prepared;
+}
+
+static ra_status mark(void *self, int at)
+{
+    (void)self;
+    (void)at;
+    return RA_OK;
+}
+
 static ra_status fold(void *self, const ra_fold_job *job)
 {
     ra_cpu *cpu = self;
@@ -64,10 +93,8 @@ static ra_status fill(void *self, const ra_tensor *t, float value)
 
 static ra_status add(void *self, const ra_tensor *to, const ra_tensor *from)
 {
-    ra_cpu *cpu = self;
-    pthread_mutex_lock(&cpu->busy);
+    (void)self;
     ra_cpu_add(to, from);
-    pthread_mutex_unlock(&cpu->busy);
     return RA_OK;
 }
 
@@ -107,6 +134,11 @@ static void close_cpu(void *self)
 
 static const ra_backend_ops ops = {
     .name = "cpu",
+    .use_stream = use_stream,
+    .prepare = prepare,
+    .discard = discard,
+    .mark = mark,
+    .wait_mark = mark,
     .alloc = alloc_memory,
     .free = free_memory,
     .fold = fold,
