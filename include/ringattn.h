@@ -8,12 +8,13 @@
  *
  * Read this file from top to bottom: it follows the data.
  *
- *   backend  where math runs          ra_backend_open_cpu
- *   comm     who I exchange with      ra_comm_open_threads, ra_comm_open_custom
- *   ctx      backend + comm + the layer kinds of the model, long-lived          ra_ctx_create
- * (collective) step     one batch's documents, padding and images, and the plans they give
- * ra_step_create  (collective) plan     one layer kind in one step; borrowed from the step
- * ra_step_plan calls    ra_attn_forward, ra_attn_backward (collective)
+ *   backend  where math runs                                    ra_backend_open_cpu
+ *   comm     who I exchange with                                ra_comm_open_threads, ..._custom
+ *   ctx      backend + comm + the model's layer kinds           ra_ctx_create       (collective)
+ *   step     one batch's documents, padding, images; its plans  ra_step_create      (collective)
+ *   plan     one layer kind in one step, owned by the step      ra_step_plan
+ *   calls    the operation                                      ra_attn_forward     (collective)
+ *                                                               ra_attn_backward    (collective)
  *
  * Ownership: callers own tensors and metadata; backend and comm outlive the ctx, the ctx outlives
  * its steps, a step owns its plans. One ctx is used by one thread at a time. Metadata is copied by
@@ -53,9 +54,7 @@
 extern "C" {
 #endif
 
-/* ---- status
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- status ---------------------------------------------------------------------------- */
 
 #define RA_STATUS_LIST(X)                                                                          \
     X(RA_OK, 0, "success")                                                                         \
@@ -81,8 +80,7 @@ RA_API const char *
 ra_status_text(ra_status status);       /* "tensor shapes, strides or dtypes disagree" */
 RA_API const char *ra_last_error(void); /* this thread's last message; never NULL */
 
-/* ---- tensors
- * ---------------------------------------------------------------------------------------------- */
+/* ---- tensors --------------------------------------------------------------------------- */
 
 typedef enum ra_dtype {
     RA_F32 = 1,
@@ -109,27 +107,24 @@ RA_API ra_tensor ra_tensor_bhsd(void *data, ra_dtype dtype, int64_t rows, int64_
 RA_API size_t ra_dtype_bytes(ra_dtype dtype);     /* 0 for an unknown dtype */
 RA_API const char *ra_dtype_name(ra_dtype dtype); /* "bf16" */
 
-/* ---- layers and the mask
- * ---------------------------------------------------------------------------------- */
+/* ---- layers and the mask --------------------------------------------------------------- */
 
 typedef enum ra_vision {
     RA_VISION_OFF,
-    RA_VISION_OVER_WINDOW,   /* same image block: allowed at any distance        (NeMo AutoModel)   */
-    RA_VISION_WITHIN_WINDOW, /* same image block: allowed ahead, within window   (transformers >= 5)
-                              */
+    RA_VISION_OVER_WINDOW,   /* same image block: at any distance (NeMo AutoModel) */
+    RA_VISION_WITHIN_WINDOW, /* same image block: also ahead, in the window (transformers >= 5) */
 } ra_vision;
 
 /* An attention layer kind. Gemma 4 has two: global (head_dim 512, window 0) and sliding (head_dim
  * 256). */
 typedef struct ra_layer {
     size_t size;
-    int q_heads, kv_heads; /* q_heads is a multiple of kv_heads; query head h reads h / (q_heads /
-                              kv_heads) */
-    int head_dim;          /* a multiple of 8, at most 512 */
-    ra_dtype dtype;        /* of q, k, v, out and their gradients: RA_F32, RA_BF16 or RA_F16 */
-    float scale;           /* softmax scale, never guessed; Gemma 4 uses 1.0 */
-    bool causal;           /* key position <= query position */
-    int64_t window; /* query - key < window, the query itself counted; 0 = none: a global layer */
+    int q_heads, kv_heads;  /* query head h reads KV head h / (q_heads / kv_heads) */
+    int head_dim;           /* a multiple of 8, at most 512 */
+    ra_dtype dtype;         /* of q, k, v, out and gradients: RA_F32, RA_BF16 or RA_F16 */
+    float scale;            /* softmax scale, never guessed; Gemma 4 uses 1.0 */
+    bool causal;            /* key position <= query position */
+    int64_t window;         /* query - key < window, itself counted; 0 = none: a global layer */
     int64_t window_right;   /* key - query < window_right; 0 = none */
     ra_vision vision;       /* ignored by global layers (window 0), as in Gemma 4 */
     float dropout, softcap; /* not offered: anything but 0 is refused */
@@ -152,12 +147,12 @@ RA_API bool ra_mask_allows(const ra_layer *layer, ra_token query, ra_token key);
 RA_API ra_status ra_vision_groups(const int32_t *token_type, int64_t rows, int64_t seq,
                                   int32_t *group);
 
-/* ---- shards: which positions a rank owns
- * ------------------------------------------------------------------ */
+/* ---- shards: which positions a rank owns ----------------------------------------------- */
 
+/* Consecutive global positions [start, start + count). */
 typedef struct ra_run {
     int64_t start, count;
-} ra_run; /* consecutive global positions */
+} ra_run;
 
 /* Contiguous shards: the first seq mod size ranks hold one token more. Returns the run count: 1, or
  * 0 if empty. */
@@ -166,27 +161,28 @@ RA_API int ra_runs_contiguous(int rank, int size, int64_t seq, ra_run out[1]);
  * 2*size-1-r. Returns the run count, 0 to 2. */
 RA_API int ra_runs_zigzag(int rank, int size, int64_t seq, ra_run out[2]);
 
-/* ---- backend: where math runs
- * ----------------------------------------------------------------------------- */
+/* ---- backend: where math runs ---------------------------------------------------------- */
 
 typedef struct ra_backend ra_backend;
+/* A cudaStream_t; ignored by the CPU backend. */
 typedef struct ra_stream {
     void *handle;
-} ra_stream; /* a cudaStream_t; ignored by the CPU backend */
+} ra_stream;
 
 /* threads: size of this backend's persistent team, the caller included; 0 = one per online CPU.
  * level: the instruction set of the kernels, one of ra_cpu_level_name, or NULL for the best this
- * machine runs. */
+ * machine runs. RA_E_ARG for a level that does not exist, RA_E_UNSUPPORTED for one that the machine
+ * lacks. Ranks may share a backend: it lets one computation at a time through. */
 RA_API ra_status ra_backend_open_cpu(int threads, const char *level, ra_backend **out);
-RA_API const char *
-ra_cpu_level_name(int index); /* slowest first; NULL past the end; lists all that are built in */
-RA_API bool ra_cpu_level_runs(int index); /* does this machine have the instructions? */
+/* The levels that are built in, slowest first; NULL past the end. */
+RA_API const char *ra_cpu_level_name(int index);
+/* Does this machine have the instructions? */
+RA_API bool ra_cpu_level_runs(int index);
 RA_API const char *ra_backend_name(const ra_backend *backend);  /* "cpu" */
 RA_API const char *ra_backend_level(const ra_backend *backend); /* "avx512" */
 RA_API void ra_backend_close(ra_backend *backend);
 
-/* ---- comm: my place among the ranks
- * ----------------------------------------------------------------------- */
+/* ---- comm: my place among the ranks ---------------------------------------------------- */
 
 typedef struct ra_comm ra_comm;
 
@@ -221,8 +217,7 @@ typedef struct ra_comm_callbacks {
     /* all[r * bytes ...] = what rank r passed as mine; bytes is equal on every rank. */
     ra_status (*gather)(void *user, const void *mine, size_t bytes, void *all, int timeout_ms);
     ra_status (*barrier)(void *user, int timeout_ms);
-    /* Make every rank's pending and later calls fail soon; `why` is a sentence for their messages.
-     */
+    /* Make every rank's pending and later calls fail soon; `why` is for their messages. */
     void (*abort)(void *user, const char *why);
     void (*close)(void *user);
 } ra_comm_callbacks;
@@ -240,19 +235,18 @@ RA_API void ra_comm_close(ra_comm *comm);
 RA_API void ra_xfer_pack(const ra_xfer *xfer, void *flat);
 RA_API void ra_xfer_unpack(const ra_xfer *xfer, const void *flat);
 
-/* ---- trace: what happened when
- * ---------------------------------------------------------------------------- */
+/* ---- trace: what happened when --------------------------------------------------------- */
 
 typedef struct ra_trace ra_trace;
 
-RA_API ra_status ra_trace_create(size_t event_max,
-                                 ra_trace **out); /* keeps the newest event_max events */
-RA_API ra_status ra_trace_write(const ra_trace *trace,
-                                const char *json_path); /* Chrome trace format */
+/* Keeps the newest event_max events: computations and exchanges of every call of a ctx that has
+ * it among its options. Several ranks of one process may share one. */
+RA_API ra_status ra_trace_create(size_t event_max, ra_trace **out);
+/* Chrome trace format: open it in a trace viewer. A row a rank and kind. RA_E_IO if it cannot. */
+RA_API ra_status ra_trace_write(const ra_trace *trace, const char *json_path);
 RA_API void ra_trace_free(ra_trace *trace);
 
-/* ---- ctx, step, plan
- * -------------------------------------------------------------------------------------- */
+/* ---- ctx, step, plan ------------------------------------------------------------------- */
 
 typedef struct ra_ctx ra_ctx;
 typedef struct ra_step ra_step;
@@ -261,21 +255,21 @@ typedef struct ra_plan ra_plan;
 typedef struct ra_ctx_options {
     size_t size;
     size_t scratch_bytes_max; /* a step that needs more is refused on every rank; 0 = no limit */
-    int timeout_ms;           /* 0 = 30,000 */
+    int timeout_ms;           /* of one exchange or gather; 0 = 30,000 */
     bool forward_only;        /* no backward: less scratch */
     bool no_overlap;          /* exchange between computations, on the calling thread */
-    bool keep_kv; /* forward stores received K/V in kept_k/kept_v, backward exchanges only gradients
-                   */
-    bool plan_only;  /* no scratch at all: steps can be inspected, not run */
-    ra_trace *trace; /* NULL = none */
+    bool keep_kv;             /* forward stores received rows; backward exchanges gradients only */
+    bool plan_only;           /* no scratch at all: steps can be inspected, not run */
+    ra_trace *trace;          /* NULL = none */
 } ra_ctx_options;
 
-/* Collective. options may be NULL. All ranks pass the same layers and options but scratch_bytes_max
- * and trace. */
+/* Collective. options may be NULL. Ranks pass the same layers and options; only timeout_ms,
+ * scratch_bytes_max, no_overlap and trace may differ. RA_E_MISMATCH, on every rank, names what
+ * differs; any rank's own error becomes every rank's. */
 RA_API ra_status ra_ctx_create(ra_backend *backend, ra_comm *comm, const ra_layer *layers,
                                int layer_count, const ra_ctx_options *options, ra_ctx **out);
-RA_API ra_status
-ra_ctx_status(const ra_ctx *ctx); /* RA_OK, or the failure after which only free is accepted */
+/* RA_OK, or the failure after which only ra_ctx_free is accepted. */
+RA_API ra_status ra_ctx_status(const ra_ctx *ctx);
 RA_API void ra_ctx_free(ra_ctx *ctx);
 
 /* This rank's slice of the batch, host memory, arrays [rows, seq_local] in the order of its tokens
@@ -285,18 +279,19 @@ typedef struct ra_step_desc {
     int64_t rows;      /* batch rows, equal on every rank */
     int64_t seq_local; /* may be 0 */
     int run_count;
-    const ra_run *runs;    /* NULL = contiguous shards in rank order */
-    const int32_t *doc_id; /* <= 0 is padding; an id means the same document wherever it stands in
-                              its row; NULL = one document per row */
-    const uint8_t *is_pad; /* nonzero = padding, in addition to doc_id; NULL = none */
+    const ra_run *runs;        /* this rank's positions; NULL = contiguous shards in rank order */
+    const int32_t *doc_id;     /* <= 0 is padding; one id is one document wherever it stands in its
+                                  row; NULL = one document per row */
+    const uint8_t *is_pad;     /* nonzero = padding, in addition to doc_id; NULL = none */
     const int32_t *token_type; /* 1 image, 2 video; NULL = text only */
 } ra_step_desc;
 
-RA_API ra_status ra_step_create(ra_ctx *ctx, const ra_step_desc *desc,
-                                ra_step **out); /* collective */
+/* Collective. Gathers every rank's description and plans every layer kind; allocates all that the
+ * calls need. RA_E_MISMATCH, on every rank, for runs that overlap or leave a gap. */
+RA_API ra_status ra_step_create(ra_ctx *ctx, const ra_step_desc *desc, ra_step **out);
 RA_API void ra_step_free(ra_step *step);
-RA_API const ra_plan *ra_step_plan(const ra_step *step,
-                                   int layer); /* borrowed; NULL if there is no such layer */
+/* Borrowed from the step; NULL if there is no such layer. */
+RA_API const ra_plan *ra_step_plan(const ra_step *step, int layer);
 
 typedef struct ra_plan_info {
     size_t size;
@@ -305,32 +300,30 @@ typedef struct ra_plan_info {
     int hops;           /* computations, the local one included */
     int n_prior;        /* largest distance to a rank behind whose rows are needed */
     int64_t seq_local, seq_total;
-    int64_t tiles_full, tiles_partial; /* of 64 queries by 64 keys, a batch row and head */
-    int64_t pairs, pairs_total; /* allowed (query, key) pairs a head: this rank's, all ranks' */
-    double imbalance;           /* pairs of the busiest rank / mean; 1 = balanced */
-    double flops_forward, flops_backward; /* this rank's: 4 and 10 * head_dim * q_heads * pairs */
-    uint64_t forward_bytes_sent, backward_bytes_sent; /* by this rank's exchanges */
-    uint64_t forward_bytes_received, backward_bytes_received;
-    int64_t rows_received; /* key rows that reach this rank in one forward, over the batch */
-    int64_t kept_seq;      /* kept_k, kept_v are [1, kv_heads, kept_seq, head_dim] */
-    uint64_t scratch_forward_bytes,
-        scratch_backward_bytes; /* of the ctx, shared by all layers and steps */
-    uint64_t plan_bytes;        /* this plan; the step's gathered metadata apart */
-    uint64_t metadata_bytes;    /* the step's documents, groups and shards of all ranks */
+    int64_t tiles_full, tiles_partial;    /* of 64 queries by 64 keys, a head */
+    int64_t pairs, pairs_total;           /* allowed (query, key) pairs a head: own, all ranks' */
+    double imbalance;                     /* pairs of the busiest rank / mean; 1 = balanced */
+    double flops_forward, flops_backward; /* own: 4 and 10 * head_dim * q_heads * pairs */
+    uint64_t forward_bytes_sent, forward_bytes_received; /* by this rank's exchanges */
+    uint64_t backward_bytes_sent, backward_bytes_received;
+    int64_t rows_received;          /* key rows that reach this rank in one forward */
+    int64_t kept_seq;               /* of kept_k and kept_v; 0 without keep_kv */
+    uint64_t scratch_forward_bytes; /* of the ctx, shared by all layers and steps */
+    uint64_t scratch_backward_bytes;
+    uint64_t plan_bytes;     /* this plan; the step's gathered metadata apart */
+    uint64_t metadata_bytes; /* the step: documents, blocks, shards of all ranks */
 } ra_plan_info;
 
-RA_API ra_status ra_plan_inspect(const ra_plan *plan,
-                                 ra_plan_info *out); /* out->size set by the caller */
+/* Counts exactly, linear in the tokens of the whole row. The caller sets out->size. */
+RA_API ra_status ra_plan_inspect(const ra_plan *plan, ra_plan_info *out);
 
-/* Key rows [start, start + count) of batch row `row` go from rank `from` to rank `to` before hop
- * `hop`. */
+/* Key rows [start, start + count) of batch row `row` go from one rank to another before a hop. */
 typedef struct ra_transfer {
     int hop, from, to;
     int64_t row, start, count;
 } ra_transfer;
 
-/* Fills at most `capacity` transfers that this rank sends or receives; returns how many there are.
- */
+/* Fills at most `capacity` transfers that this rank sends or receives; returns how many exist. */
 RA_API int64_t ra_plan_transfers(const ra_plan *plan, ra_transfer *out, int64_t capacity);
 
 /* Which path a layer takes in a step like desc, and why; `contiguous`: are the shards? Never
@@ -338,18 +331,16 @@ RA_API int64_t ra_plan_transfers(const ra_plan *plan, ra_transfer *out, int64_t 
 RA_API const char *ra_path_for(const ra_layer *layer, bool has_documents, bool has_vision,
                                bool contiguous, const char **reason);
 
-/* ---- the operation
- * ---------------------------------------------------------------------------------------- */
+/* ---- the operation --------------------------------------------------------------------- */
 
-/* S is this rank's seq_local, B the step's rows. out.data must not be another tensor's. */
+/* S is this rank's seq_local, B the step's rows. No result shares its data with another tensor. */
 typedef struct ra_forward_io {
     size_t size;
-    ra_tensor q;    /* in   [B, q_heads, S, head_dim]  */
-    ra_tensor k, v; /* in   [B, kv_heads, S, head_dim] */
-    ra_tensor out;  /* out  like q */
-    ra_tensor lse;  /* out  [B, q_heads, S, 1] f32, natural log; -inf where no key is allowed */
-    ra_tensor kept_k,
-        kept_v; /* out  with keep_kv: [1, kv_heads, kept_seq, head_dim]; else left zero */
+    ra_tensor q;              /* in   [B, q_heads, S, head_dim] */
+    ra_tensor k, v;           /* in   [B, kv_heads, S, head_dim] */
+    ra_tensor out;            /* out  like q */
+    ra_tensor lse;            /* out  [B, q_heads, S, 1] f32, natural log; -inf: no key allowed */
+    ra_tensor kept_k, kept_v; /* out  with keep_kv: [1, kv_heads, kept_seq, head_dim] */
 } ra_forward_io;
 
 typedef struct ra_backward_io {
@@ -357,19 +348,23 @@ typedef struct ra_backward_io {
     ra_tensor q, k, v;        /* in   as in forward */
     ra_tensor out, lse;       /* in   the forward's results */
     ra_tensor kept_k, kept_v; /* in   with keep_kv */
-    ra_tensor
-        dout; /* in   like q: gradient of the loss by out; rows that attend nothing are ignored */
-    ra_tensor dq;     /* out  like q */
-    ra_tensor dk, dv; /* out  like k */
+    ra_tensor dout;           /* in   like q; rows that attend nothing are ignored */
+    ra_tensor dq;             /* out  like q */
+    ra_tensor dk, dv;         /* out  like k */
 } ra_backward_io;
 
+/* Collective: out = softmax(scale * q k^T, over the keys the mask allows) v, and lse. Every rank
+ * calls with its plan of the same layer and step. Work on a device is enqueued on stream. Bad
+ * arguments are found before anything is sent or written. A call that fails later leaves its
+ * results NaN. RA_E_COMM names the rank and the hop that failed. */
 RA_API ra_status ra_attn_forward(ra_ctx *ctx, const ra_plan *plan, const ra_forward_io *io,
                                  ra_stream stream);
+/* Collective: gradients of a loss by q, k and v from dout, its gradient by out. Sums over ranks are
+ * f32, in a fixed order: same inputs, same bits. dk and dv arrive complete at the rows' owner. */
 RA_API ra_status ra_attn_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backward_io *io,
                                   ra_stream stream);
 
-/* ---- the oracle: whole sequence, one rank, fp64, the mask rule per element, no tiles
- * -------------------------- */
+/* ---- the oracle: whole sequence, one rank, fp64, the mask rule per element, no tiles --- */
 
 /* whole: rows and seq_local of the whole batch; runs ignored. Results may also be RA_F64. Slow on
  * purpose. */
@@ -379,8 +374,7 @@ RA_API ra_status ra_oracle_forward(const ra_step_desc *whole, const ra_layer *la
 RA_API ra_status ra_oracle_backward(const ra_step_desc *whole, const ra_layer *layer,
                                     const ra_backward_io *io);
 
-/* ---- building blocks, for callers with their own kernels or transport
- * -------------------------------------- */
+/* ---- building blocks, for callers with their own kernels or transport ------------------ */
 
 /* Per-document segments of one (query shard, key chunk) pair: for each document on both sides, in
  * order of its first query token, the flat indices (row * seq + pos, ascending) of its query and of

@@ -175,10 +175,9 @@ bool rank_data_collect(rank_data *data, bool backward, answer *a)
     return clean;
 }
 
-bool rank_data_no_result(const rank_data *data, bool backward)
+bool rank_data_no_result(const rank_data *data, int first, int last)
 {
-    int first = backward ? DATA_DQ : DATA_OUT;
-    for (int i = first; i <= DATA_DV; i++) {
+    for (int i = first; i <= last; i++) {
         const ra_tensor *t = &data->tensor[i].view;
         for (int64_t j = 0; j < ra_tensor_count(t); j++) {
             int64_t chan = t->size[RA_CHAN], seq = t->size[RA_SEQ], heads = t->size[RA_HEAD];

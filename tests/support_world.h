@@ -68,8 +68,10 @@ ra_forward_io rank_data_forward(const rank_data *data);
 ra_backward_io rank_data_backward(const rank_data *data);
 /* Copies the results to their places in the whole batch. False if memory outside a view changed. */
 bool rank_data_collect(rank_data *data, bool backward, answer *a);
-/* Is every element of every result NaN? After a failure nothing may look like a result. */
-bool rank_data_no_result(const rank_data *data, bool backward);
+/* Is every element of the results DATA_* first to last NaN? After a failure nothing may look like
+ * one.
+ */
+bool rank_data_no_result(const rank_data *data, int first, int last);
 
 /* The rank's slice of the step's metadata; memory is freed with rank_desc_free. */
 ra_step_desc rank_desc(const problem *p, const layout *l, int rank);

@@ -64,7 +64,8 @@ static void attend(liars *w, int rank, ra_ctx *ctx, ra_comm *comm, const ra_plan
     } else {
         report_keep(report, ra_attn_forward(ctx, plan, &forward, stream), "forward");
     }
-    w->no_result[rank] = rank_data_no_result(&data, w->spoil_backward);
+    w->no_result[rank] =
+        rank_data_no_result(&data, w->spoil_backward ? DATA_DQ : DATA_OUT, DATA_DV);
     w->bytes[rank] = ra_comm_bytes_sent(comm) - before;
     w->refused_after[rank] =
         ra_ctx_status(ctx) != RA_OK && ra_attn_forward(ctx, plan, &clean, stream) != RA_OK;

@@ -14,7 +14,6 @@
 typedef struct layout {
     int64_t reach; /* ra_range [queries] */
     int64_t state; /* ra_softmax [rows] */
-    int64_t keep;  /* [RA_QUERY_BLOCK] */
     int64_t q, o;  /* tiles [rows, chan] */
     int64_t score; /* tile [RA_QUERY_BLOCK, RA_KEY_TILE] */
     int64_t k, v;  /* panels of K transposed and of V */
@@ -39,7 +38,7 @@ typedef struct fold_tile {
     ra_query_item item;
     ra_range *reach;
     ra_softmax *state;
-    float *keep, *q, *o, *score, *k, *v;
+    float *q, *o, *score, *k, *v;
 } fold_tile;
 
 static layout plan_scratch(const fold_run *run)
@@ -48,7 +47,6 @@ static layout plan_scratch(const fold_run *run)
     layout at = {0};
     at.reach = ra_layout_add(&at.bytes, run->items.tiling.rows, sizeof(ra_range));
     at.state = ra_layout_add(&at.bytes, rows, sizeof(ra_softmax));
-    at.keep = ra_layout_add(&at.bytes, RA_QUERY_BLOCK, sizeof(float));
     at.q = ra_layout_add(&at.bytes, rows * run->tile_row, sizeof(float));
     at.o = ra_layout_add(&at.bytes, rows * run->tile_row, sizeof(float));
     at.score = ra_layout_add(&at.bytes, RA_QUERY_BLOCK * SCORE_ROW, sizeof(float));
@@ -66,7 +64,6 @@ static fold_tile open_tile(const fold_run *run, int64_t item, int worker)
         .item = ra_query_item_at(&run->items, item, run->cpu->level->mr),
         .reach = (void *)(scratch + run->at.reach),
         .state = (void *)(scratch + run->at.state),
-        .keep = (void *)(scratch + run->at.keep),
         .q = (void *)(scratch + run->at.q),
         .o = (void *)(scratch + run->at.o),
         .score = (void *)(scratch + run->at.score),
@@ -108,6 +105,14 @@ static void load_rows(const fold_tile *tile)
     }
 }
 
+/* The maximum of a row soon stands, so this seldom has anything to do. */
+static void scale_row(float *row, int64_t chan, float factor)
+{
+    for (int64_t c = 0; c < chan && factor != 1; c++) {
+        row[c] *= factor;
+    }
+}
+
 /* Queries [first, first + count) of one head against the packed columns [base, ...) of the key tile
  * [begin, end). */
 static void fold_block(const fold_tile *tile, int64_t head, int64_t first, int64_t count,
@@ -140,12 +145,12 @@ static void fold_block(const fold_tile *tile, int64_t head, int64_t first, int64
     for (int64_t i = 0; i < count; i++) {
         ra_range keys =
             ra_tile_columns(begin + column, end, tile->reach[first + i], tile->reach[first + i]);
-        tile->keep[i] = level->softmax(tile->score + i * SCORE_ROW, width, keys.begin, keys.end,
-                                       run->job->scale, &tile->state[row + i]);
+        float keep = level->softmax(tile->score + i * SCORE_ROW, width, keys.begin, keys.end,
+                                    run->job->scale, &tile->state[row + i]);
+        scale_row(tile->o + (row + i) * run->tile_row, run->chan, keep);
     }
-    memset(tile->keep + count, 0, (size_t)(scores.m - count) * sizeof *tile->keep);
     ra_product values = {
-        .mode = RA_PRODUCT_KEEP,
+        .mode = RA_PRODUCT_ADD,
         .m = scores.m,
         .n = run->chan_padded,
         .k = seen.end - column,
@@ -156,7 +161,7 @@ static void fold_block(const fold_tile *tile, int64_t head, int64_t first, int64
         .b_stride = run->v_stride,
         .c = tile->o + row * run->tile_row,
         .c_row = run->tile_row,
-        .keep = tile->keep,
+        .k_first = column,
     };
     level->product(&values);
 }

@@ -144,6 +144,7 @@ static void grad_block(const query_tile *tile, int64_t head, int64_t first, int6
         .b_stride = pass->rows_stride,
         .c = tile->dq + row * run->tile_row,
         .c_row = run->tile_row,
+        .k_first = column,
     };
     level->product(&dq);
 }

@@ -21,9 +21,8 @@ typedef struct ra_rows {
 
 /* What a product does with the C it finds. */
 typedef enum ra_product_mode {
-    RA_PRODUCT_SET,  /* C = A B */
-    RA_PRODUCT_ADD,  /* C = C + A B */
-    RA_PRODUCT_KEEP, /* C = diag(keep) C + A B: online softmax */
+    RA_PRODUCT_SET, /* C = A B */
+    RA_PRODUCT_ADD, /* C = C + A B */
 } ra_product_mode;
 
 typedef struct ra_product {
@@ -35,7 +34,9 @@ typedef struct ra_product {
     int64_t b_stride;
     float *c; /* C[i, j] = c[i * c_row + j] */
     int64_t c_row;
-    const float *keep; /* [m] */
+    /* The number of the first l: sums are cut into chains at fixed multiples of it, so that leaving
+     * out l for which A is zero changes no bit. */
+    int64_t k_first;
 } ra_product;
 
 /* The running softmax of one row. */
