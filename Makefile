@@ -11,12 +11,14 @@ build = mkdir -p build && echo 'building preset $(1), log in build/$(1).log' && 
     { cmake --preset $(1) $(2) && cmake --build --preset $(1) -j $(JOBS) $(3); } \
     >build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }
 
-.PHONY: help demo check bench install lint asan tsan fuzz coverage clean
+.PHONY: help demo check bench gpu-check gpu-bench install lint asan tsan fuzz coverage clean
 
 help:
 	@echo 'make demo      build, then check two captured Gemma 4 layers on 4 ranks, forward and backward'
 	@echo 'make check     build with asserts and run every test'
 	@echo 'make bench     time forward and backward on this machine'
+	@echo 'make gpu-check build the CUDA backend and check it on this machine'\''s GPU'
+	@echo 'make gpu-bench time it there, beside cuBLAS'
 	@echo 'make install   install under PREFIX ($(PREFIX)); DESTDIR is honoured'
 	@echo 'make asan      the tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan      the tests under ThreadSanitizer'
@@ -39,6 +41,13 @@ bench:
 	@tools/setup.sh demo
 	@$(call build,release,,--target ringattn-cli)
 	$(RINGATTN) bench
+
+gpu-check:
+	tools/gpu_check.sh
+
+gpu-bench:
+	tools/gpu_check.sh build
+	build/gpu/gpu_bench --json build/gpu/bench.json
 
 install:
 	@tools/setup.sh demo

@@ -34,4 +34,7 @@ endforeach()
 
 if(RA_CLI)
     install(TARGETS ringattn-cli)
+    install(FILES completions/ringattn.bash RENAME ringattn
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+    install(FILES completions/_ringattn DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
 endif()

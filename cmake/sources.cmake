@@ -59,6 +59,9 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
 endif()
 list(APPEND RA_LIBRARY_SOURCES ${RA_KERNEL_SOURCES})
 
+# The half of the CUDA backend that needs no CUDA: tested on every machine.
+set(RA_CUDA_HOST_SOURCES src/backend/cuda/work.c)
+
 set(RA_CHECK_SOURCES
     src/oracle/plain.c
     src/oracle/tolerance.c
@@ -73,6 +76,7 @@ set(RA_CLI_SOURCES
     src/cli/cmd_check.c
     src/cli/cmd_plan.c
     src/cli/cmd_run.c
+    src/cli/device.c
     src/cli/imagine.c
     src/cli/peak.c
     src/cli/progress.c

@@ -25,9 +25,9 @@
  * Errors: a function that can fail returns ra_status, 0 or negative; ra_last_error() then holds a
  * sentence with the argument, its value and what was expected. Outputs are written only on success.
  * Collective calls give the same error on every rank while a ctx or a step is created; a rank that
- * fails in forward or backward returns its own error and the others RA_E_COMM naming it, after
- * which the ctx accepts only ra_ctx_free. No call blocks for longer than ra_ctx_options.timeout_ms
- * without progress.
+ * fails in forward or backward returns its own error and the others RA_E_COMM naming it, in that
+ * call or the next, after which the ctx accepts only ra_ctx_free. No call blocks for longer than
+ * ra_ctx_options.timeout_ms without progress.
  *
  * Structs that callers fill start with `size`, to be set to sizeof of the struct; other members
  * left zero mean their default. Sequence positions are GLOBAL: position in the whole row, before

@@ -9,7 +9,12 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LIMIT_DEFAULT_SECONDS = 60, LIMIT_SANITIZER_FACTOR = 4 };
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { LIMIT_FACTOR = 8 }; /* sanitizers are slow */
+#else
+enum { LIMIT_FACTOR = 1 };
+#endif
+enum { LIMIT_DEFAULT_SECONDS = 60 };
 
 static uint64_t seed = 1;
 static char case_name[256] = "start";
@@ -64,8 +69,7 @@ void support_limit(int seconds, const char *format, ...)
     va_start(args, format);
     vsnprintf(case_name, sizeof case_name, format, args);
     va_end(args);
-    const char *slow = getenv("RA_TEST_SANITIZED");
-    alarm((unsigned)(slow ? seconds * LIMIT_SANITIZER_FACTOR : seconds));
+    alarm((unsigned)(seconds * LIMIT_FACTOR));
 }
 
 const char *support_case(void)

@@ -95,7 +95,8 @@ void reference_free(reference *ref);
 /* Fails the test, naming tensor and case, unless `got` is within the tolerance. */
 void reference_check(const reference *ref, const problem *p, const answer *got, bool backward);
 /* The same, with room for the rounding of f32 sums where a tensor is so small, or so nearly zero,
- * that the plain computation makes no error by chance. */
+ * that the plain computation makes no error by chance, and for f32, where two computations differ
+ * by little more than luck. */
 void reference_check_tiny(const reference *ref, const problem *p, const answer *got);
 
 void problem_print(const problem *p, const layout *l); /* to stderr, to understand a failure */

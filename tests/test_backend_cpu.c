@@ -23,16 +23,25 @@ static ra_backend *open_level(int threads, const char *level)
     return backend;
 }
 
-/* Opens every level in turn; ends with NULL. Levels that the machine lacks are named aloud. */
-static ra_backend *next_level(int *index, int threads)
+/* Every level that this machine runs, ended by NULL; those that it lacks are named aloud. */
+enum { LEVELS_MAX = 8 };
+static void open_levels(int threads, ra_backend *levels[LEVELS_MAX])
 {
-    for (; ra_cpu_level_name(*index); ++*index) {
-        if (ra_cpu_level_runs(*index)) {
-            return open_level(threads, ra_cpu_level_name((*index)++));
+    for (int i = 0; ra_cpu_level_name(i); i++) {
+        if (ra_cpu_level_runs(i)) {
+            *levels++ = open_level(threads, ra_cpu_level_name(i));
+        } else {
+            print_message("SKIPPED level %s: not on this machine\n", ra_cpu_level_name(i));
         }
-        print_message("SKIPPED level %s: not on this machine\n", ra_cpu_level_name(*index));
     }
-    return NULL;
+    *levels = NULL;
+}
+
+static void close_levels(ra_backend *const *levels)
+{
+    for (; *levels; levels++) {
+        ra_backend_close(*levels);
+    }
 }
 
 static void fold(ra_backend *backend, const ra_fold_job *job)
@@ -50,16 +59,20 @@ static float plain_scale(int64_t chan)
     return 1.5f / sqrtf((float)chan);
 }
 
-static void check_case(ra_backend *backend, const cover_case *c, double tolerance)
+static void check_case(ra_backend *const *levels, const cover_case *c, double tolerance,
+                       const char *name, int64_t number)
 {
-    ra_fold_job forward = cover_fold_job(c, &c->cover);
-    fold(backend, &forward);
-    cover_check_fold(c, &forward, tolerance);
-    cover_fold_free(&forward);
-    ra_grad_job backward = cover_grad_job(c, &c->cover);
-    grad(backend, &backward);
-    cover_check_grad(c, &backward, tolerance);
-    cover_grad_free(&backward);
+    for (; *levels; levels++) {
+        support_limit(60, "%s, case %lld, %s", name, (long long)number, ra_backend_level(*levels));
+        ra_fold_job forward = cover_fold_job(c, &c->cover);
+        fold(*levels, &forward);
+        cover_check_fold(c, &forward, tolerance);
+        cover_fold_free(&forward);
+        ra_grad_job backward = cover_grad_job(c, &c->cover);
+        grad(*levels, &backward);
+        cover_check_grad(c, &backward, tolerance);
+        cover_grad_free(&backward);
+    }
 }
 
 /* ---- the wrapper and the levels */
@@ -148,21 +161,18 @@ static void test_random(void **state)
 {
     (void)state;
     static const int64_t heads[][2] = {{1, 1}, {4, 2}, {3, 1}, {8, 1}, {10, 1}, {2, 2}};
-    ra_backend *backend;
-    for (int level = 0; (backend = next_level(&level, 2)) != NULL;) {
-        for (int64_t step = 0; step < support_steps(120); step++) {
-            rng r = rng_of(support_seed() + (uint64_t)step);
-            const int64_t *h = heads[rng_int(&r, 0, 5)];
-            int64_t chan = head_dims[step % HEAD_DIMS];
-            cover_shape shape = {h[0], h[1], chan, dtypes[step % DTYPES], plain_scale(chan)};
-            support_limit(60, "random covers, %s, step %lld", ra_backend_level(backend),
-                          (long long)step);
-            cover_case c = cover_random(&r, shape, chan > 128 ? 80 : 300);
-            check_case(backend, &c, 1e-5);
-            cover_case_free(&c);
-        }
-        ra_backend_close(backend);
+    ra_backend *levels[LEVELS_MAX];
+    open_levels(2, levels);
+    for (int64_t step = 0; step < support_steps(90); step++) {
+        rng r = rng_of(support_seed() + (uint64_t)step);
+        const int64_t *h = heads[rng_int(&r, 0, 5)];
+        int64_t chan = head_dims[step % HEAD_DIMS];
+        cover_shape shape = {h[0], h[1], chan, dtypes[step % DTYPES], plain_scale(chan)};
+        cover_case c = cover_random(&r, shape, chan > 128 ? 80 : 250);
+        check_case(levels, &c, 1e-5, "random covers", step);
+        cover_case_free(&c);
     }
+    close_levels(levels);
 }
 
 /* Sizes at the edges of every tile, queries and keys apart, under four masks in turn. */
@@ -175,38 +185,34 @@ static void test_edges(void **state)
                                     {.causal = true, .window = 20},
                                     {.window = 40, .window_right = 9}};
     enum { SIZES = sizeof sizes / sizeof *sizes };
-    ra_backend *backend;
-    for (int level = 0; (backend = next_level(&level, 1)) != NULL;) {
-        for (int i = 0; i < SIZES * SIZES; i++) {
-            support_limit(60, "edges, %s, case %d", ra_backend_level(backend), i);
-            rng r = rng_of(support_seed() + (uint64_t)i);
-            int64_t chan = head_dims[i % 7 == 0 ? i / 7 % HEAD_DIMS : i % 3];
-            cover_shape shape = {2, 1, chan, dtypes[i % DTYPES], plain_scale(chan)};
-            cover_case c = cover_pair(&r, shape, masks[(i + i / SIZES) % 4], sizes[i / SIZES],
-                                      sizes[i % SIZES]);
-            check_case(backend, &c, 1e-5);
-            cover_case_free(&c);
-        }
-        ra_backend_close(backend);
+    ra_backend *levels[LEVELS_MAX];
+    open_levels(1, levels);
+    for (int i = 0; i < SIZES * SIZES; i++) {
+        rng r = rng_of(support_seed() + (uint64_t)i);
+        int64_t chan = head_dims[i % 7 == 0 ? i / 7 % HEAD_DIMS : i % 3];
+        cover_shape shape = {2, 1, chan, dtypes[i % DTYPES], plain_scale(chan)};
+        cover_case c =
+            cover_pair(&r, shape, masks[(i + i / SIZES) % 4], sizes[i / SIZES], sizes[i % SIZES]);
+        check_case(levels, &c, 1e-5, "edges", i);
+        cover_case_free(&c);
     }
+    close_levels(levels);
 }
 
 /* Every head dim and dtype with more keys than a tile holds, and scores as large as Gemma's. */
 static void test_head_dims(void **state)
 {
     (void)state;
-    ra_backend *backend;
-    for (int level = 0; (backend = next_level(&level, 2)) != NULL;) {
-        for (int i = 0; i < HEAD_DIMS * DTYPES; i++) {
-            support_limit(60, "head dims, %s, case %d", ra_backend_level(backend), i);
-            rng r = rng_of(support_seed() + (uint64_t)i);
-            cover_shape shape = {1, 1, head_dims[i / DTYPES], dtypes[i % DTYPES], 1.0f};
-            cover_case c = cover_pair(&r, shape, (ra_mask){.causal = true}, 50, 270);
-            check_case(backend, &c, 1e-4);
-            cover_case_free(&c);
-        }
-        ra_backend_close(backend);
+    ra_backend *levels[LEVELS_MAX];
+    open_levels(2, levels);
+    for (int i = 0; i < HEAD_DIMS * DTYPES; i++) {
+        rng r = rng_of(support_seed() + (uint64_t)i);
+        cover_shape shape = {1, 1, head_dims[i / DTYPES], dtypes[i % DTYPES], 1.0f};
+        cover_case c = cover_pair(&r, shape, (ra_mask){.causal = true}, 26, 270);
+        check_case(levels, &c, 1e-4, "head dims", i);
+        cover_case_free(&c);
     }
+    close_levels(levels);
 }
 
 /* The keys in three computations, one of which has none at all: the state goes through acc and lse,
@@ -215,7 +221,7 @@ static void test_resume(void **state)
 {
     (void)state;
     ra_backend *backend = open_level(2, NULL);
-    for (int64_t step = 0; step < support_steps(60); step++) {
+    for (int64_t step = 0; step < support_steps(40); step++) {
         support_limit(60, "resume, step %lld", (long long)step);
         rng r = rng_of(support_seed() + (uint64_t)step);
         int64_t chan = head_dims[step % 5];
@@ -250,11 +256,11 @@ static void test_same_bits(void **state)
 {
     (void)state;
     static const int threads[] = {2, 3, 5};
-    for (int64_t step = 0; step < support_steps(20); step++) {
+    for (int64_t step = 0; step < support_steps(12); step++) {
         support_limit(60, "same bits, step %lld", (long long)step);
         rng r = rng_of(support_seed() + (uint64_t)step);
         cover_shape shape = {6, 2, step % 2 ? 64 : 24, dtypes[step % DTYPES], 0.3f};
-        cover_case c = cover_random(&r, shape, 500);
+        cover_case c = cover_random(&r, shape, 400);
         ra_cover cut = cover_cut_queries(&c, rng_int(&r, 1, 100));
         ra_backend *one = open_level(1, NULL);
         ra_fold_job forward = cover_fold_job(&c, &c.cover);
@@ -290,8 +296,9 @@ static void test_same_bits(void **state)
 static void test_exact_scale(void **state)
 {
     (void)state;
-    ra_backend *backend;
-    for (int level = 0; (backend = next_level(&level, 1)) != NULL;) {
+    ra_backend *levels[LEVELS_MAX];
+    open_levels(1, levels);
+    for (ra_backend **level = levels; *level; level++) {
         rng r = rng_of(1);
         cover_shape shape = {1, 1, 16, RA_F32, 0.7f};
         cover_case c = cover_pair(&r, shape, (ra_mask){.causal = true}, 1, 1);
@@ -300,15 +307,15 @@ static void test_exact_scale(void **state)
             ra_tensor_set(&c.k[0], 0, 0, 0, d, d == 0 ? 2 : 0);
         }
         ra_fold_job job = cover_fold_job(&c, &c.cover);
-        fold(backend, &job);
+        fold(*level, &job);
         assert_true(*(float *)job.lse.data == 4 * 0.7f);
         for (int64_t d = 0; d < 16; d++) {
             assert_true(ra_tensor_get(&job.out, 0, 0, 0, d) == ra_tensor_get(&c.v[0], 0, 0, 0, d));
         }
         cover_fold_free(&job);
         cover_case_free(&c);
-        ra_backend_close(backend);
     }
+    close_levels(levels);
 }
 
 /* ---- elementwise */
@@ -363,7 +370,7 @@ static void test_elementwise(void **state)
 /* ---- memory that runs out */
 
 /* Everything one user does, with the n-th allocation failing: a status, nothing lost. */
-static ra_status use_backend(const cover_case *c, ra_fold_job *forward, ra_grad_job *backward)
+static ra_status use_backend(const ra_fold_job *forward, const ra_grad_job *backward)
 {
     ra_backend *backend = NULL;
     ra_status status = ra_backend_open_cpu(2, NULL, &backend);
@@ -373,7 +380,6 @@ static ra_status use_backend(const cover_case *c, ra_fold_job *forward, ra_grad_
     if (!status) {
         status = backend->ops->grad(backend->self, backward);
     }
-    (void)c;
     ra_backend_close(backend);
     return status;
 }
@@ -391,7 +397,7 @@ static void test_no_memory(void **state)
     for (; status; failures++) {
         ra_alloc_probe probe = {.fail_at = failures + 1};
         ra_alloc_watch(&probe);
-        status = use_backend(&c, &forward, &backward);
+        status = use_backend(&forward, &backward);
         ra_alloc_watch(NULL);
         assert_true(status == RA_OK || status == RA_E_NOMEM);
         assert_int_equal(atomic_load(&probe.live_bytes), 0);

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 FOLDERS = ("include", "src", "tests", "fuzz", "bench", "examples")
+SUFFIXES = (".c", ".h", ".inc", ".cu", ".cuh")
 FILE_LINES_MAX = 499
 FUNCTION_LINES_MAX = 70
 KERNEL_LINES_MAX = 150
@@ -22,7 +23,7 @@ def function_sizes(lines: list[str]) -> list[tuple[int, str, int]]:
     found = []
     start = body = 0
     for number, line in enumerate(lines, 1):
-        if line == "{":
+        if line == "{" and not lines[start - 1].startswith(("namespace", "extern")):
             body = number
         elif line.startswith("}") and body:
             name = NAME.search(" ".join(lines[start - 1:body]))
@@ -51,7 +52,7 @@ def main() -> int:
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent)
     root: Path = parser.parse_args().root
 
-    files = sorted(p for f in FOLDERS for p in (root / f).rglob("*") if p.suffix in (".c", ".h", ".inc"))
+    files = sorted(p for f in FOLDERS for p in (root / f).rglob("*") if p.suffix in SUFFIXES)
     errors = [e for p in files for e in file_errors(p, str(p.relative_to(root)))]
     for error in errors:
         print(error)

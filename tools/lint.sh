@@ -38,7 +38,7 @@ tidy() { # without the analyzer's long paths
 }
 
 mapfile -t c_files < <(git ls-files -co --exclude-standard \
-    '*.c' '*.h' '*.inc')
+    '*.c' '*.h' '*.inc' '*.cu' '*.cuh')
 mapfile -t shell_files < <(git ls-files -co --exclude-standard '*.sh' .ci/run)
 mapfile -t man_files < <(git ls-files -co --exclude-standard 'man/*')
 

@@ -5,9 +5,9 @@
  *
  * Scores are scale * q.k, in f32 or better; softmax, lse, delta and all sums in f32. Only pairs
  * that the cover's mask allows contribute, and only rows of its pieces are read: a NaN in padding
- * or in another document cannot reach a result. Kernels are deterministic: same inputs, same team
- * size, same level, same bits. Jobs are checked by the callers; kernels assert. `add` runs beside a
- * fold or grad, on the thread that brings gradients home, and must share no state with them.
+ * or in another document cannot reach a result. Kernels are deterministic: same inputs, same level,
+ * same bits, whatever the team. Jobs are checked by the callers; kernels assert. `add` runs beside
+ * a fold or grad, on the thread that brings gradients home, and must share no state with them.
  */
 #ifndef RA_BACKEND_BACKEND_H
 #define RA_BACKEND_BACKEND_H

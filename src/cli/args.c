@@ -24,7 +24,7 @@ enum {
     X(RANKS, "ranks", 'n', "N", RING | PLAN, "ranks to shard over (check, run: 2)")                \
     X(LAYOUT, "layout", 'l', "LAYOUT", RING | PLAN,                                                \
       "contiguous, zigzag, uneven[:SEED] or runs:FILE (contiguous)")                               \
-    X(BACKEND, "backend", 0, "NAME", RING, "cpu")                                                  \
+    X(BACKEND, "backend", 0, "NAME", RING, "cpu, cuda or auto: cuda if there is a device (cpu)")   \
     X(TRANSPORT, "transport", 0, "NAME", RING, "threads: one thread a rank")                       \
     X(DTYPE, "dtype", 'd', "DTYPE", RING | PLAN, "file, f32, bf16 or f16: converts the inputs")    \
     X(OUT, "out", 'o', "OUT", RUN, "the safetensors file to write")                                \
@@ -202,7 +202,7 @@ static ra_status apply(int id, const char *text, ra_args *out)
     switch (id) {
     case OPTION_RANKS: return parse_int("--ranks", text, 1, RA_RANKS_MAX, &out->ranks);
     case OPTION_LAYOUT: return ra_layout_parse(text, &out->layout);
-    case OPTION_BACKEND: return parse_only("--backend", text, "cpu");
+    case OPTION_BACKEND: return ra_device_parse(text, &out->device);
     case OPTION_TRANSPORT: return parse_only("--transport", text, "threads");
     case OPTION_DTYPE: return parse_dtype("--dtype", text, true, &out->dtype);
     case OPTION_OUT_DTYPE: return parse_dtype("--out-dtype", text, false, &out->out_dtype);

@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 
+#include "cli/device.h"
 #include "cli/shards.h"
 
 typedef enum ra_command {
@@ -25,6 +26,7 @@ typedef struct ra_args {
     int file_count;
     int ranks;
     ra_layout layout;
+    ra_device device;
     ra_dtype dtype, out_dtype; /* 0 = that of the file */
     int threads;               /* per rank; 0 = the CPUs shared by the ranks */
     const char *cpu_level, *trace, *out;

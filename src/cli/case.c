@@ -1,7 +1,6 @@
 /* Reads a case file: tensors by name, shapes that must agree, metadata strings. */
 #include "cli/case.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -266,11 +265,21 @@ static ra_status read_layer(ra_case *c)
     return check_word(c, "layer", c->layer.window > 0 ? "sliding" : "global");
 }
 
+/* A name from a hostile file must not steer the terminal it is printed on. */
+static void copy_name(const char *name, ra_case *c)
+{
+    snprintf(c->name, sizeof c->name, "%s", name ? name : c->path);
+    for (char *at = c->name; *at; at++) {
+        if ((unsigned char)*at < 32 || *at == 127) {
+            *at = '?';
+        }
+    }
+}
+
 static ra_status read_case(ra_case *c)
 {
     RA_TRY(ra_safetensors_read(c->path, &c->file));
-    const char *name = ra_safetensors_meta(&c->file, "name");
-    c->name = name ? name : c->path;
+    copy_name(ra_safetensors_meta(&c->file, "name"), c);
     ra_status status;
     if ((status = read_inputs(c)) || (status = read_layer(c)) || (status = read_expected(c)) ||
         (status = read_integers(c, "packed_seq_ids", true, &c->doc_id)) ||

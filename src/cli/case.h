@@ -9,6 +9,8 @@
 #include "cli/safetensors.h"
 #include "tensor/tensor.h"
 
+enum { RA_CASE_NAME_BYTES = 128 };
+
 /* The results of forward and backward, in the order in which they are printed. */
 typedef enum ra_result {
     RA_RESULT_OUT,
@@ -20,8 +22,9 @@ typedef enum ra_result {
 } ra_result;
 
 typedef struct ra_case {
-    const char *path, *name;
-    ra_safetensors file; /* owns what the tensors below point to, unless converted */
+    const char *path;
+    char name[RA_CASE_NAME_BYTES]; /* printable */
+    ra_safetensors file;           /* owns what the tensors below point to, unless converted */
     ra_layer layer;
     int64_t rows, seq;
     ra_tensor q, k, v, dout; /* dout.data NULL: forward only */

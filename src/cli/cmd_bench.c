@@ -105,7 +105,7 @@ done:
 static ra_status run_problem(bench *b)
 {
     RA_TRY(ra_bench_problem_create(&b->c.layer, b->c.seq, &b->problem));
-    ra_status status = ra_world_run(1, run_rank, b);
+    ra_status status = ra_world_run(RA_DEVICE_CPU, 1, run_rank, b);
     ra_bench_problem_free(&b->problem);
     return status;
 }

@@ -149,7 +149,7 @@ static ra_status print_text(const survey *s)
         backward += s->rank[rank].info.backward_bytes_sent;
     }
     ra_layout_print(&s->args->layout, layout, sizeof layout);
-    printf("%s: %lld rows of %s positions on %d ranks, %s\n", s->c.name, (long long)s->c.rows,
+    printf("%s: %lld x %s positions on %d ranks, %s\n", s->c.name, (long long)s->c.rows,
            ra_number_group((uint64_t)s->c.seq, seq), s->args->ranks, layout);
     printf("layer: %d/%d heads of %d channels, %s, %s, window %lld, %s\n", layer->q_heads,
            layer->kv_heads, layer->head_dim, ra_dtype_name(layer->dtype),
@@ -243,7 +243,7 @@ static ra_status run_survey(survey *s)
     }
     RA_TRY(ra_deals_build(&args->layout, args->ranks, s->c.seq, &s->deals));
     RA_TRY(RA_NEW(&s->rank, args->ranks));
-    RA_TRY(ra_world_run(args->ranks, survey_rank, s));
+    RA_TRY(ra_world_run(RA_DEVICE_CPU, args->ranks, survey_rank, s));
     return args->json ? ra_json_print(survey_json(s)) : print_text(s);
 }
 

@@ -81,12 +81,48 @@ static void shard_free(shard *s)
     ra_free(s->kept_v.data);
 }
 
+/* The same tensors where the backend computes; on the CPU they are the same ones. */
+static ra_status shard_put(ra_device device, int rank, const shard *host, shard *out)
+{
+    for (int i = 0; i < INPUT_COUNT; i++) {
+        RA_TRY(ra_device_put(device, rank, &host->input[i], &out->input[i]));
+    }
+    for (int i = 0; i < RA_RESULT_COUNT; i++) {
+        RA_TRY(ra_device_put(device, rank, &host->result[i], &out->result[i]));
+    }
+    RA_TRY(ra_device_put(device, rank, &host->kept_k, &out->kept_k));
+    return ra_device_put(device, rank, &host->kept_v, &out->kept_v);
+}
+
+static ra_status shard_get(ra_device device, const shard *from, const shard *host)
+{
+    for (int i = 0; i < RA_RESULT_COUNT; i++) {
+        if (host->result[i].data) {
+            RA_TRY(ra_device_get(device, &from->result[i], &host->result[i]));
+        }
+    }
+    return RA_OK;
+}
+
+static void shard_drop(ra_device device, const shard *s)
+{
+    for (int i = 0; i < INPUT_COUNT; i++) {
+        ra_device_drop(device, &s->input[i]);
+    }
+    for (int i = 0; i < RA_RESULT_COUNT; i++) {
+        ra_device_drop(device, &s->result[i]);
+    }
+    ra_device_drop(device, &s->kept_k);
+    ra_device_drop(device, &s->kept_v);
+}
+
 static double seconds_since(int64_t begin_ns)
 {
     return (double)(ra_clock_ns() - begin_ns) * 1e-9;
 }
 
-static ra_status run_forward(const ra_setup *setup, const shard *s, ra_comm *comm, ra_ring_rank *to)
+static ra_status run_forward(const ra_setup *setup, ra_device device, const shard *s, ra_comm *comm,
+                             ra_ring_rank *to)
 {
     ra_forward_io io = {
         .size = sizeof io,
@@ -101,13 +137,14 @@ static ra_status run_forward(const ra_setup *setup, const shard *s, ra_comm *com
     uint64_t sent = ra_comm_bytes_sent(comm);
     int64_t begin = ra_clock_ns();
     RA_TRY(ra_attn_forward(setup->ctx, setup->plan, &io, (ra_stream){0}));
+    RA_TRY(ra_device_wait(device));
     to->forward_seconds = seconds_since(begin);
     to->forward_bytes = ra_comm_bytes_sent(comm) - sent;
     return RA_OK;
 }
 
-static ra_status run_backward(const ra_setup *setup, const shard *s, ra_comm *comm,
-                              ra_ring_rank *to)
+static ra_status run_backward(const ra_setup *setup, ra_device device, const shard *s,
+                              ra_comm *comm, ra_ring_rank *to)
 {
     ra_backward_io io = {
         .size = sizeof io,
@@ -126,6 +163,7 @@ static ra_status run_backward(const ra_setup *setup, const shard *s, ra_comm *co
     uint64_t sent = ra_comm_bytes_sent(comm);
     int64_t begin = ra_clock_ns();
     RA_TRY(ra_attn_backward(setup->ctx, setup->plan, &io, (ra_stream){0}));
+    RA_TRY(ra_device_wait(device));
     to->backward_seconds = seconds_since(begin);
     to->backward_bytes = ra_comm_bytes_sent(comm) - sent;
     return RA_OK;
@@ -138,7 +176,8 @@ static ra_status run_rank(ra_comm *comm, void *user)
     const ra_deal *deal = &j->deals->deal[rank];
     ra_ring_rank *to = &j->out->rank[rank];
     ra_setup setup;
-    shard s = {0};
+    ra_device device = j->args->device;
+    shard s = {0}, there = {0};
     ra_ctx_options options = {
         .size = sizeof options,
         .forward_only = !j->out->backward,
@@ -150,8 +189,10 @@ static ra_status run_rank(ra_comm *comm, void *user)
     to->info = setup.info;
     ra_status status;
     if ((status = shard_fill(j, deal, setup.info.kept_seq, &s)) ||
-        (status = run_forward(&setup, &s, comm, to)) ||
-        (j->out->backward && (status = run_backward(&setup, &s, comm, to)))) {
+        (status = shard_put(device, rank, &s, &there)) ||
+        (status = run_forward(&setup, device, &there, comm, to)) ||
+        (j->out->backward && (status = run_backward(&setup, device, &there, comm, to))) ||
+        (status = shard_get(device, &there, &s))) {
         goto done;
     }
     for (int i = 0; i < RA_RESULT_COUNT; i++) {
@@ -162,6 +203,7 @@ static ra_status run_rank(ra_comm *comm, void *user)
         }
     }
 done:
+    shard_drop(device, &there);
     shard_free(&s);
     ra_setup_close(&setup);
     return status;
@@ -191,7 +233,7 @@ ra_status ra_ring_run(const ra_case *c, const ra_args *args, ra_trace *trace, ra
     ra_status status = prepare(c, args, out);
     if (!status) {
         int64_t begin = ra_clock_ns();
-        status = ra_world_run(args->ranks, run_rank, &j);
+        status = ra_world_run(args->device, args->ranks, run_rank, &j);
         out->seconds = seconds_since(begin);
     }
     ra_deals_free(&deals);

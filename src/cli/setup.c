@@ -52,7 +52,8 @@ static ra_status open_all(const ra_case *c, const ra_args *args, const ra_deal *
 {
     int shared = (int)ra_max_i64(1, ra_cpu_count() / args->ranks);
     int threads = options->plan_only ? 1 : args->threads ? args->threads : shared;
-    RA_TRY(ra_backend_open_cpu(threads, args->cpu_level, &out->backend));
+    RA_TRY(ra_device_backend(args->device, ra_comm_rank(comm), threads, args->cpu_level,
+                             &out->backend));
     RA_TRY(ra_ctx_create(out->backend, comm, &c->layer, 1, options, &out->ctx));
     RA_TRY(create_step(c, deal, out));
     out->plan = ra_step_plan(out->step, 0);

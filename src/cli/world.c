@@ -37,18 +37,24 @@ static ra_status judge(const rank_thread *threads, int count)
             worst = i;
         }
     }
-    return worst < 0 ? RA_OK
-                     : RA_FAIL(threads[worst].status, "rank %d: %s", worst, threads[worst].message);
+    if (worst < 0) {
+        return RA_OK;
+    }
+    /* What all ranks agree on already names the rank that it is about. */
+    const char *message = threads[worst].message;
+    return strncmp(message, "rank ", 5) == 0
+               ? RA_FAIL(threads[worst].status, "%s", message)
+               : RA_FAIL(threads[worst].status, "rank %d: %s", worst, message);
 }
 
-ra_status ra_world_run(int ranks, ra_world_body body, void *user)
+ra_status ra_world_run(ra_device device, int ranks, ra_world_body body, void *user)
 {
     ra_comm **comms = NULL;
     rank_thread *threads = NULL;
     int started = 0;
     RA_TRY(RA_NEW(&comms, ranks));
     ra_status status = RA_NEW(&threads, ranks);
-    if (status || (status = ra_comm_open_threads(ranks, comms))) {
+    if (status || (status = ra_device_comms(device, ranks, comms))) {
         goto done;
     }
     for (; started < ranks; started++) {

@@ -5,13 +5,13 @@
 #ifndef RA_CLI_WORLD_H
 #define RA_CLI_WORLD_H
 
-#include "base/status.h"
+#include "cli/device.h"
 
 typedef ra_status (*ra_world_body)(ra_comm *comm, void *user);
 
 /* Runs body on `ranks` threads and waits for all. A rank that fails aborts the others; of several
  * failures the first that is not the echo of another rank's (RA_E_COMM) is returned, with its rank
  * in the message. */
-ra_status ra_world_run(int ranks, ra_world_body body, void *user);
+ra_status ra_world_run(ra_device device, int ranks, ra_world_body body, void *user);
 
 #endif

@@ -1,8 +1,8 @@
 /*
  * N ranks in one process. A receiver pulls: it copies from the sender's blocks straight into its
- * own, so nothing is staged. All state is under one mutex; copies run outside it. A sender does not
- * leave an exchange while someone copies from it, whatever else has failed, because its memory may
- * be gone afterwards.
+ * own, so nothing is staged; a copier does it, for host memory the one below. All state is under
+ * one mutex; copies run outside it. A sender does not leave an exchange while someone copies from
+ * it, whatever else has failed, because its memory may be gone afterwards.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -11,7 +11,9 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/limits.h"
+#include "base/mathx.h"
 #include "comm/comm.h"
+#include "comm/threads.h"
 
 enum send_state { SEND_POSTED, SEND_COPYING, SEND_DONE, NOT_A_SEND };
 
@@ -30,6 +32,7 @@ typedef struct member {
 
 struct world {
     pthread_mutex_t lock;
+    ra_copier copier;
     int size, open;
     int aborted_by; /* rank + 1; 0 = nobody */
     char why[RA_MESSAGE_BYTES];
@@ -53,31 +56,56 @@ static void wake_all(world *w)
     }
 }
 
-/* Copies one message from the sender's blocks to the receiver's; their cuts need not agree. */
-static void copy_message(const ra_xfer *to, const ra_xfer *from)
+/* A place in a message: byte `used` of row `row` of a block. */
+typedef struct cursor {
+    const ra_block *block;
+    int64_t row;
+    size_t used;
+} cursor;
+
+static char *cursor_address(const cursor *at)
 {
-    int64_t fb = 0, fi = 0, tb = 0, ti = 0;
-    size_t f_used = 0, t_used = 0;
-    for (uint64_t left = to->bytes; left > 0;) {
-        const ra_block *f = &from->blocks[fb], *t = &to->blocks[tb];
-        size_t f_left = f->width - f_used, t_left = t->width - t_used;
-        size_t bytes = f_left < t_left ? f_left : t_left;
-        memcpy((char *)t->data + (size_t)ti * t->stride + t_used,
-               (const char *)f->data + (size_t)fi * f->stride + f_used, bytes);
-        left -= bytes;
-        f_used += bytes;
-        t_used += bytes;
-        if (f_used == f->width) {
-            f_used = 0;
-            fb += ++fi == f->count;
-            fi = fi == f->count ? 0 : fi;
-        }
-        if (t_used == t->width) {
-            t_used = 0;
-            tb += ++ti == t->count;
-            ti = ti == t->count ? 0 : ti;
-        }
+    return (char *)at->block->data + (size_t)at->row * at->block->stride + at->used;
+}
+
+static void cursor_advance(cursor *at, size_t width, int64_t rows)
+{
+    at->used += width;
+    if (at->used == at->block->width) {
+        at->used = 0;
+        at->row += rows;
     }
+    if (at->row == at->block->count) {
+        at->row = 0;
+        at->block++;
+    }
+}
+
+/* Copies one message from the sender's blocks to the receiver's, as many whole rows at a time as
+ * both have of one width; their cuts need not agree. */
+static ra_status copy_message(const ra_copier *copier, int rank, const ra_xfer *xfer,
+                              const ra_xfer *sent)
+{
+    cursor to = {.block = xfer->blocks}, from = {.block = sent->blocks};
+    for (uint64_t left = xfer->bytes; left > 0;) {
+        size_t to_left = to.block->width - to.used, from_left = from.block->width - from.used;
+        bool whole = !to.used && !from.used && to_left == from_left;
+        int64_t rows =
+            whole ? ra_min_i64(to.block->count - to.row, from.block->count - from.row) : 1;
+        ra_copy copy = {
+            .to = cursor_address(&to),
+            .from = cursor_address(&from),
+            .width = to_left < from_left ? to_left : from_left,
+            .to_stride = to.block->stride,
+            .from_stride = from.block->stride,
+            .rows = rows,
+        };
+        RA_TRY(copier->copy(copier->user, rank, &copy));
+        left -= copy.width * (uint64_t)rows;
+        cursor_advance(&to, copy.width, rows);
+        cursor_advance(&from, copy.width, rows);
+    }
+    return RA_OK;
 }
 
 /* The transfer that `peer` posted for `rank` and nobody took; -1 if there is none. */
@@ -115,10 +143,13 @@ static ra_status take_ready(member *me, bool *taken, int *left)
         }
         peer->state[at] = SEND_COPYING;
         pthread_mutex_unlock(&w->lock);
-        copy_message(xfer, from);
+        ra_status status = copy_message(&w->copier, me->rank, xfer, from);
+        ra_status finished = w->copier.finish(w->copier.user, me->rank);
         pthread_mutex_lock(&w->lock);
         peer->state[at] = SEND_DONE;
         pthread_cond_broadcast(&peer->wake);
+        RA_TRY(status);
+        RA_TRY(finished);
         taken[i] = true;
         --*left;
     }
@@ -296,6 +327,7 @@ static void free_world(world *w)
         }
         ra_free(w->member[rank].state);
     }
+    w->copier.close(w->copier.user);
     pthread_mutex_destroy(&w->lock);
     ra_free(w->member);
     ra_free(w);
@@ -315,13 +347,18 @@ static void threads_close(void *user)
     }
 }
 
-static ra_status open_world(int size, world **out)
+static ra_status open_world(int size, const ra_copier *copier, world **out)
 {
     world *w = NULL;
-    RA_TRY(RA_NEW(&w, 1));
+    ra_status status = RA_NEW(&w, 1);
+    if (status) {
+        copier->close(copier->user);
+        return status;
+    }
     w->size = size;
+    w->copier = *copier;
     pthread_mutex_init(&w->lock, NULL);
-    ra_status status = RA_NEW(&w->member, size);
+    status = RA_NEW(&w->member, size);
     for (int rank = 0; !status && rank < size; rank++) {
         member *m = &w->member[rank];
         status = RA_NEW(&m->state, 2 * size);
@@ -341,9 +378,8 @@ static ra_status open_world(int size, world **out)
     return RA_OK;
 }
 
-ra_status ra_comm_open_threads(int size, ra_comm **out_by_rank)
+ra_status ra_comm_threads_check(int size, ra_comm *const *out_by_rank)
 {
-    world *w = NULL;
     if (!out_by_rank) {
         return RA_FAIL(RA_E_ARG, "out_by_rank: NULL");
     }
@@ -351,7 +387,13 @@ ra_status ra_comm_open_threads(int size, ra_comm **out_by_rank)
         return RA_FAIL(RA_E_ARG, "size: %d ranks, expected 1 to %d in one process", size,
                        RA_THREAD_RANKS_MAX);
     }
-    RA_TRY(open_world(size, &w));
+    return RA_OK;
+}
+
+ra_status ra_comm_open_threads_with(int size, const ra_copier *copier, ra_comm **out_by_rank)
+{
+    world *w = NULL;
+    RA_TRY(open_world(size, copier, &w));
     w->open = size;
     ra_status status = RA_OK;
     for (int rank = 0; rank < size; rank++) {
@@ -379,4 +421,34 @@ ra_status ra_comm_open_threads(int size, ra_comm **out_by_rank)
         }
     }
     return RA_OK;
+}
+
+static ra_status copy_host(void *user, int rank, const ra_copy *copy)
+{
+    (void)user;
+    (void)rank;
+    for (int64_t row = 0; row < copy->rows; row++) {
+        memcpy((char *)copy->to + (size_t)row * copy->to_stride,
+               (const char *)copy->from + (size_t)row * copy->from_stride, copy->width);
+    }
+    return RA_OK;
+}
+
+static ra_status finish_host(void *user, int rank)
+{
+    (void)user;
+    (void)rank;
+    return RA_OK;
+}
+
+static void close_host(void *user)
+{
+    (void)user;
+}
+
+ra_status ra_comm_open_threads(int size, ra_comm **out_by_rank)
+{
+    const ra_copier copier = {.copy = copy_host, .finish = finish_host, .close = close_host};
+    RA_TRY(ra_comm_threads_check(size, out_by_rank));
+    return ra_comm_open_threads_with(size, &copier, out_by_rank);
 }

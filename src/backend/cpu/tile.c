@@ -4,8 +4,8 @@
 #include "base/alloc.h"
 #include "base/mathx.h"
 
-/* Enough items for a large team to share out evenly. */
-enum { ITEMS_WANTED = 64 };
+/* Items a worker, at least, for the team to share them out evenly. */
+enum { ITEMS_PER_WORKER = 4 };
 
 ra_status ra_tiling_build(ra_cpu *cpu, const ra_piece *pieces, int64_t piece_count, int64_t rows,
                           ra_tiling *out)
@@ -46,13 +46,15 @@ ra_status ra_query_items_build(ra_cpu *cpu, const ra_cover *cover, int64_t q_hea
     int64_t chunks = ra_ceil_div(group, RA_HEADS_TILE);
     int64_t heads = ra_ceil_div(group, chunks);
     int64_t blocks = RA_HEADS_TILE / heads;
+    /* Smaller tiles for a larger team are free to choose: no bit depends on the tile of a row. */
+    int team = ra_team_size(cpu->team), wanted = team == 1 ? 1 : team * ITEMS_PER_WORKER;
     ra_query_items items = {.group = group, .heads = heads, .chunks = ra_ceil_div(group, heads)};
     do {
         int64_t rows = blocks * RA_QUERY_BLOCK;
         RA_TRY(ra_tiling_build(cpu, cover->q, cover->q_count, rows, &items.tiling));
         items.count = items.tiling.tiles * kv_heads * items.chunks;
         blocks /= 2;
-    } while (blocks > 0 && items.count < ITEMS_WANTED);
+    } while (blocks > 0 && items.count < wanted);
     *out = items;
     return RA_OK;
 }

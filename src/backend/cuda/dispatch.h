@@ -32,7 +32,8 @@ enum { RA_CUDA_K_TILE = 128 };
 /* The work lists of one cover. Counts are those of `host`; the arrays are copies of its arrays in
  * device memory. */
 typedef struct ra_cuda_work {
-    ra_work host; /* for kernels that plan on the host */
+    ra_work host;          /* for kernels that plan on the host */
+    int q_heads, kv_heads; /* of the layer; a source without keys may have a tensor without sizes */
     const ra_work_item *item;
     const ra_work_run *run;
     const ra_work_item *key_item;
@@ -49,8 +50,9 @@ typedef struct ra_cuda_launch {
     int capability;     /* 10 * major + minor: 90 on Hopper */
     uint32_t *counters; /* [RA_CUDA_COUNTERS] device words for a kernel's own use on this stream;
                            their content at entry is undefined */
-    void *workspace;    /* of gradients: device memory, 256-byte aligned; NULL for a fold */
-    size_t workspace_bytes;
+    void *workspace; /* for gradient kernels that ask for it: device memory, 256-byte aligned; NULL
+                        in supports and for a fold */
+    size_t workspace_bytes; /* known to supports, too */
 } ra_cuda_launch;
 
 /* supports: may read the job, the lists' host side and the device, but launches nothing. launch:
@@ -66,6 +68,7 @@ typedef struct ra_cuda_grad_kernel {
     const char *name;
     bool (*supports)(const ra_grad_job *job, const ra_cuda_work *work, const ra_cuda_launch *at);
     ra_status (*launch)(const ra_grad_job *job, const ra_cuda_work *work, const ra_cuda_launch *at);
+    bool workspace; /* launch uses at->workspace */
 } ra_cuda_grad_kernel;
 
 /* The plain kernels: any head dim, dtype, mask and strides. */

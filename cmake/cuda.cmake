@@ -1,0 +1,122 @@
+# Builds libringattn-cuda: the shared library holds libringattn and the CUDA backend, a program
+# links one or the other; the static library holds the backend alone and goes before libringattn.a.
+# Included with RA_CUDA=ON; attaches the backend to the command line and adds the device's tests.
+option(RA_GPU_TESTS "Build the device's tests and benchmark" OFF)
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES 90)
+endif()
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+
+set(RA_CUDA_SOURCES
+    src/backend/cuda/cuda.c
+    src/backend/cuda/dispatch.c
+    src/backend/cuda/memory.c
+    src/comm/threads_device.c
+)
+# Kernels for any device from Hopper on.
+set(RA_CUDA_PLAIN_SOURCES
+    src/backend/cuda/elementwise.cu
+    src/backend/cuda/simple.cu
+)
+# Kernels for Hopper alone, and the host code that only they need. tools/check_ptxas.py reads this
+# list.
+set(RA_CUDA_TUNED_SOURCES
+)
+
+function(ra_cuda_flags target)
+    target_compile_definitions(${target} PRIVATE _GNU_SOURCE)
+    target_include_directories(${target} PRIVATE
+        ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+    # 20014: host helpers inside functions that only the host calls.
+    target_compile_options(${target} PRIVATE
+        $<$<COMPILE_LANGUAGE:C>:-Wall -Wextra -Wconversion -Wshadow -Wstrict-prototypes -Wvla>
+        $<$<COMPILE_LANGUAGE:CUDA>:-O3 --threads=1 -diag-suppress=20014 -Xcompiler=-Wall,-Wextra>
+        $<$<AND:$<BOOL:${RA_WERROR}>,$<COMPILE_LANGUAGE:C>>:-Werror>
+        $<$<AND:$<BOOL:${RA_WERROR}>,$<COMPILE_LANGUAGE:CUDA>>:-Werror=all-warnings>)
+    set_target_properties(${target} PROPERTIES
+        CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_VISIBILITY_PRESET hidden)
+    target_link_libraries(${target} PRIVATE CUDA::cudart_static Threads::Threads)
+endfunction()
+
+add_library(ringattn_cuda_objects OBJECT
+    ${RA_CUDA_HOST_SOURCES} ${RA_CUDA_SOURCES} ${RA_CUDA_PLAIN_SOURCES})
+ra_cuda_flags(ringattn_cuda_objects)
+set_target_properties(ringattn_cuda_objects PROPERTIES CUDA_ARCHITECTURES 90)
+set(cuda_objects $<TARGET_OBJECTS:ringattn_cuda_objects>)
+if(RA_CUDA_TUNED_SOURCES)
+    add_library(ringattn_cuda_tuned OBJECT ${RA_CUDA_TUNED_SOURCES})
+    ra_cuda_flags(ringattn_cuda_tuned)
+    set_target_properties(ringattn_cuda_tuned PROPERTIES CUDA_ARCHITECTURES 90a-real)
+    list(APPEND cuda_objects $<TARGET_OBJECTS:ringattn_cuda_tuned>)
+endif()
+
+add_library(ringattn_cuda SHARED $<TARGET_OBJECTS:ringattn_objects> ${cuda_objects})
+add_library(ringattn_cuda_static STATIC ${cuda_objects})
+foreach(library ringattn_cuda ringattn_cuda_static)
+    target_include_directories(${library} INTERFACE
+        $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+        $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+    set_target_properties(${library} PROPERTIES
+        OUTPUT_NAME ringattn-cuda LINKER_LANGUAGE C)
+endforeach()
+target_link_libraries(ringattn_cuda PRIVATE CUDA::cudart_static Threads::Threads m stdc++)
+target_link_libraries(ringattn_cuda_static
+    PUBLIC ringattn_static CUDA::cudart_static Threads::Threads m stdc++)
+set_target_properties(ringattn_cuda PROPERTIES
+    VERSION ${PROJECT_VERSION}
+    SOVERSION ${PROJECT_VERSION_MAJOR}
+    LINK_DEPENDS "${PROJECT_SOURCE_DIR}/src/ringattn.map;${PROJECT_SOURCE_DIR}/src/ringattn_cuda.map")
+target_link_options(ringattn_cuda PRIVATE
+    LINKER:--version-script=${PROJECT_SOURCE_DIR}/src/ringattn.map
+    LINKER:--version-script=${PROJECT_SOURCE_DIR}/src/ringattn_cuda.map)
+set_target_properties(ringattn_cuda_static PROPERTIES EXPORT_NAME cuda_static)
+add_library(ringattn::ringattn_cuda ALIAS ringattn_cuda)
+
+install(TARGETS ringattn_cuda LIBRARY)
+install(FILES include/ringattn_cuda.h TYPE INCLUDE)
+
+if(TARGET ringattn_cli_objects)
+    target_compile_definitions(ringattn_cli_objects PRIVATE RA_WITH_CUDA)
+    target_link_libraries(ringattn_cli_objects PUBLIC ringattn_cuda_static)
+    set_target_properties(ringattn_cli_objects ringattn-cli PROPERTIES CUDA_ARCHITECTURES 90)
+endif()
+
+# ---- what runs on a device, started by tools/gpu_check.sh
+
+if(RA_GPU_TESTS)
+    # Without cmocka a small header stands in for it, so that a bare machine can test.
+    find_package(PkgConfig)
+    if(PKG_CONFIG_FOUND)
+        pkg_check_modules(CMOCKA IMPORTED_TARGET cmocka)
+    endif()
+    set(tests ${PROJECT_SOURCE_DIR}/tests)
+    file(GLOB support_sources CONFIGURE_DEPENDS ${tests}/support*.c)
+    add_library(gpu_support STATIC ${support_sources} ${tests}/gpu/on_device.c)
+    ra_target_flags(gpu_support)
+    target_compile_options(gpu_support PUBLIC -include ${tests}/gpu/on_device.h)
+    set_source_files_properties(${tests}/gpu/on_device.c PROPERTIES
+        COMPILE_DEFINITIONS RA_TESTS_ON_DEVICE_ITSELF)
+    target_compile_definitions(gpu_support PUBLIC RA_GOLDEN_DIR="${tests}/golden")
+    target_include_directories(gpu_support PUBLIC ${tests} ${tests}/gpu)
+    target_link_libraries(gpu_support PUBLIC ringattn_check ringattn_cuda_static m)
+    if(TARGET PkgConfig::CMOCKA)
+        target_link_libraries(gpu_support PUBLIC PkgConfig::CMOCKA)
+    else()
+        target_include_directories(gpu_support PUBLIC ${tests}/gpu/harness)
+    endif()
+    # The CPU's own tests of the whole operation run there unchanged.
+    foreach(source gpu/test_gpu_backend.c gpu/test_gpu_ring.c test_prop_ring.c test_varlen.c
+            test_probes_mask.c test_probes_data.c test_probes_shape.c)
+        cmake_path(GET source STEM name)
+        string(REGEX REPLACE "^test_(gpu_)?" "gpu_" name ${name})
+        add_executable(${name} ${tests}/${source})
+        ra_target_flags(${name})
+        target_link_libraries(${name} PRIVATE gpu_support)
+    endforeach()
+
+    add_executable(gpu_bench bench/gpu_bench.cu bench/gpu_bench_check.c)
+    ra_cuda_flags(gpu_bench)
+    set_target_properties(gpu_bench PROPERTIES CUDA_ARCHITECTURES 90)
+    target_link_libraries(gpu_bench PRIVATE ringattn_check ringattn_cuda_static CUDA::cublas)
+endif()

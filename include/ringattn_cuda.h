@@ -1,0 +1,51 @@
+/*
+ * ringattn_cuda.h - the CUDA backend of ringattn: one NVIDIA GPU per rank.
+ *
+ * libringattn-cuda holds everything of libringattn and what is declared here; a program links one
+ * of the two. Tensors of calls on a CUDA backend are device memory of its device; metadata stays on
+ * the host. Calls order their work on the ra_stream they are given (a cudaStream_t; NULL is the
+ * default stream) and return as soon as it is queued, but for waits on other ranks. They set the
+ * calling thread's current device to the backend's. A device that failed stays failed: close the
+ * backend and end the process.
+ */
+#ifndef RINGATTN_CUDA_H
+#define RINGATTN_CUDA_H
+
+#include "ringattn.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Devices that this library can run on; 0 also where there is no driver. */
+RA_API int ra_cuda_device_count(void);
+
+typedef struct ra_cuda_options {
+    size_t size;
+    size_t workspace_bytes; /* at most, of tuned backward kernels; 0 = 512 MiB */
+    bool simple_only;       /* no tuned kernels: slow, for comparisons */
+} ra_cuda_options;
+
+/* options may be NULL. RA_E_UNAVAILABLE without a driver, RA_E_UNSUPPORTED for a device older than
+ * Hopper. */
+RA_API ra_status ra_backend_open_cuda(int device, const ra_cuda_options *options, ra_backend **out);
+
+/* Name of the kernel that the last forward or backward of this backend ran, "" before the first;
+ * "simple" is the plain one. */
+RA_API const char *ra_cuda_kernel(const ra_backend *backend, bool backward);
+
+/* size ranks in one process, each driven by its own thread, on one or several devices: like
+ * ra_comm_open_threads, for tensors in device or host memory. */
+RA_API ra_status ra_comm_open_threads_cuda(int size, ra_comm **out_by_rank);
+
+/* Device memory, zeroed; free accepts NULL. copy waits for the stream, in either direction, between
+ * host and device memory. */
+RA_API ra_status ra_cuda_alloc(int device, size_t bytes, void **out);
+RA_API void ra_cuda_free(void *memory);
+RA_API ra_status ra_cuda_copy(void *to, const void *from, size_t bytes, ra_stream stream);
+RA_API ra_status ra_cuda_wait(ra_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,82 @@
+"""Where math runs: opens the library's backend for a torch device.
+
+The CPU backend is in the library itself; the CUDA backend is a library of its own, looked for when
+the first CUDA tensor asks for it. Must not know ranks or steps.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from ctypes import POINTER, c_int, c_void_p
+
+import torch
+
+from ringattn import _c
+from ringattn.errors import UnavailableError
+
+
+class Backend:
+    """An open ra_backend; closed when the last user lets go of it."""
+
+    def __init__(self, handle: c_void_p, device: torch.device) -> None:
+        self.handle = handle
+        self.device = device
+
+    @property
+    def name(self) -> str:
+        return bytes(_c.lib.ra_backend_name(self.handle)).decode()
+
+    @property
+    def level(self) -> str:
+        return bytes(_c.lib.ra_backend_level(self.handle)).decode()
+
+    def stream(self) -> _c.Stream:
+        """The stream that torch enqueues on now."""
+        if self.device.type == "cuda":
+            return _c.Stream(torch.cuda.current_stream(self.device).cuda_stream)
+        return _c.Stream(None)
+
+    def close(self) -> None:
+        handle, self.handle = self.handle, c_void_p()
+        _c.lib.ra_backend_close(handle)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _open_cuda(device: torch.device) -> Backend:
+    library, _ = _c.load_library("ringattn-cuda")
+    _c.declare(library, {"ra_backend_open_cuda": (c_int, [c_int, POINTER(c_void_p)])})
+    index = torch.cuda.current_device() if device.index is None else device.index
+    handle = c_void_p()
+    _c.check(library.ra_backend_open_cuda(index, ctypes.byref(handle)))
+    return Backend(handle, torch.device("cuda", index))
+
+
+def open_backend(device: torch.device, threads: int | None = None) -> Backend:
+    """threads: of the CPU team, the caller included; None = as many as torch uses."""
+    if device.type == "cuda":
+        return _open_cuda(device)
+    if device.type != "cpu":
+        raise UnavailableError(
+            _c.RA_E_UNAVAILABLE,
+            "RA_E_UNAVAILABLE",
+            f"device: {device}, expected cpu or cuda: no backend of ringattn runs there",
+        )
+    handle = c_void_p()
+    count = torch.get_num_threads() if threads is None else threads
+    _c.check(_c.lib.ra_backend_open_cpu(count, None, ctypes.byref(handle)))
+    return Backend(handle, torch.device("cpu"))
+
+
+_shared: dict[torch.device, Backend] = {}
+_shared_lock = threading.Lock()
+
+
+def shared_backend(device: torch.device) -> Backend:
+    """One backend a device for the building blocks, which have no context of their own."""
+    with _shared_lock:
+        if device not in _shared:
+            _shared[device] = open_backend(device)
+        return _shared[device]

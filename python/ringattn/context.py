@@ -1,0 +1,297 @@
+"""Context and Step: the library's ctx and step with the lifetime of Python objects.
+
+A Context connects the ranks and knows the model's layer kinds; a Step is one batch's documents,
+padding, images and shards, planned once for all layers, forward, backward and recomputation. Both
+are collective: every rank of the group creates them, in the same order. Must not know autograd.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import logging
+import weakref
+from collections.abc import Sequence
+from ctypes import byref, c_void_p, sizeof
+from typing import Any
+
+import torch
+
+from ringattn import _c
+from ringattn.backend import Backend, open_backend
+from ringattn.comm import Comm, open_group, open_single
+from ringattn.errors import ArgumentError
+from ringattn.layer import Layer
+from ringattn.metadata import (
+    agree,
+    check_integers,
+    check_mask,
+    check_shape,
+    host_documents,
+    host_mask,
+    host_token_types,
+    wide_ids,
+)
+from ringattn.shards import Layout, Runs, run_array, shard_runs
+
+logger = logging.getLogger("ringattn")
+TIMEOUT_MS = 30_000
+
+
+class _Core:
+    """The C objects of a context, freed together, the last user first."""
+
+    def __init__(self, backend: Backend, comm: Comm) -> None:
+        self.backend = backend
+        self.comm = comm
+        self.ctx = c_void_p()
+        self.steps: set[int] = set()
+        self.closed = False
+
+    def free_step(self, handle: int) -> None:
+        if handle in self.steps:
+            self.steps.remove(handle)
+            _c.lib.ra_step_free(handle)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            for handle in list(self.steps):
+                self.free_step(handle)
+            _c.lib.ra_ctx_free(self.ctx)
+            self.comm.close()
+            self.backend.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class StepCore:
+    """An ra_step and its plans. Keeps its context's C objects alive."""
+
+    def __init__(self, core: _Core, handle: int, layer_count: int) -> None:
+        self.core = core
+        self.handle = handle
+        self.plans = [_c.lib.ra_step_plan(handle, i) for i in range(layer_count)]
+        core.steps.add(handle)
+
+    def __del__(self) -> None:
+        self.core.free_step(self.handle)
+
+
+class _HandleMemory(ctypes.c_int64 * 1):  # type: ignore[misc]
+    """The memory of a step's handle tensor: it keeps the step alive as long as any tensor of a
+    compiled graph still refers to it."""
+
+    core: StepCore
+
+
+_live: weakref.WeakValueDictionary[int, StepCore] = weakref.WeakValueDictionary()
+_numbers = itertools.count(1)
+
+
+def step_of(handle: torch.Tensor) -> StepCore:
+    """The step of a handle tensor."""
+    number = int(handle)
+    core = _live.get(number)
+    if core is None:
+        raise ArgumentError(_c.RA_E_ARG, "RA_E_ARG", f"step {number}: it does not exist any more")
+    return core
+
+
+class Step:
+    """One batch on this rank. Made by Context.step; give it to ringattn.attention.
+
+    handle: an int64 tensor that stands for the step in compiled graphs.
+    """
+
+    def __init__(self, context: Context, core: StepCore, rows: int, seq_local: int, runs: Runs) -> None:
+        self.context = context
+        self.core = core
+        self.rows, self.seq_local = rows, seq_local
+        self.runs = list(runs)
+        self.layers = context.layers
+        number = next(_numbers)
+        _live[number] = core
+        memory = _HandleMemory(number)
+        memory.core = core
+        self.handle = torch.frombuffer(memory, dtype=torch.int64)
+
+    def plan_info(self, layer: int = 0) -> dict[str, Any]:
+        """ra_plan_inspect of a layer: the path and why, hops, bytes, pairs, scratch."""
+        info = _c.PlanInfo()
+        info.size = sizeof(info)
+        _c.check(_c.lib.ra_plan_inspect(self.core.plans[layer], byref(info)))
+        values = {name: getattr(info, name) for name, *_ in _c.PlanInfo._fields_}
+        del values["size"]
+        return {k: v.decode() if isinstance(v, bytes) else v for k, v in values.items()}
+
+    def global_positions(self) -> torch.Tensor:
+        """The positions of this rank's tokens in the whole row, [seq_local]."""
+        parts = [torch.arange(start, start + count) for start, count in self.runs]
+        return torch.cat(parts) if parts else torch.arange(0)
+
+
+def _process_group(group: Any) -> Any:
+    """A ProcessGroup of a ProcessGroup or of a DeviceMesh with one dimension."""
+    if hasattr(group, "get_group") and hasattr(group, "mesh_dim_names"):
+        if group.ndim != 1:
+            raise ValueError(
+                f"group: a DeviceMesh of {group.ndim} dimensions, expected 1: mesh['cp'] names one"
+            )
+        return group.get_group()
+    return group
+
+
+class Context:
+    """Ranks, device and layer kinds. Collective; long-lived.
+
+    group: None = this process alone; else a ProcessGroup or a one-dimensional DeviceMesh, whose
+        ranks each hold a shard of the sequence. The ring makes a group of its own from it.
+    layers: the model's layer kinds, at most 16; the same on every rank.
+    device: where q, k and v live. threads: of the CPU backend, None = as many as torch uses.
+    timeout_ms: no call waits longer without progress.
+    """
+
+    def __init__(
+        self,
+        group: Any = None,
+        *,
+        layers: Sequence[Layer],
+        device: torch.device | str = "cpu",
+        threads: int | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+        scratch_bytes_max: int = 0,
+        forward_only: bool = False,
+        overlap: bool = True,
+    ) -> None:
+        self.layers = tuple(layers)
+        self.timeout_ms = timeout_ms
+        options = _c.CtxOptions(
+            size=sizeof(_c.CtxOptions),
+            scratch_bytes_max=scratch_bytes_max,
+            timeout_ms=timeout_ms,
+            forward_only=forward_only,
+            no_overlap=not overlap,
+        )
+        group = _process_group(group)
+        backend = open_backend(torch.device(device), threads)
+        comm = open_single() if group is None else open_group(group, timeout_ms)
+        self._core = _Core(backend, comm)
+        array = (_c.Layer * max(len(self.layers), 1))(*(layer.to_c() for layer in self.layers))
+        comm.check(
+            _c.lib.ra_ctx_create(
+                backend.handle, comm.handle, array, len(self.layers), byref(options),
+                byref(self._core.ctx),
+            )
+        )
+        self._said_causal = False
+
+    @property
+    def rank(self) -> int:
+        return self._core.comm.rank
+
+    @property
+    def size(self) -> int:
+        return self._core.comm.size
+
+    @property
+    def device(self) -> torch.device:
+        return self._core.backend.device
+
+    @property
+    def backend(self) -> str:
+        """Name and level of the backend: "cpu avx512"."""
+        return f"{self._core.backend.name} {self._core.backend.level}"
+
+    def bytes_sent(self) -> int:
+        """Bytes that this rank's exchanges have sent so far."""
+        return self._core.comm.bytes_sent()
+
+    def abort(self, why: str) -> None:
+        """Gives up on every rank: for a rank that cannot go on. Peers get a CommError."""
+        self._core.comm.abort(why)
+
+    def close(self) -> None:
+        """Frees everything now. Steps of this context cannot be used any more."""
+        self._core.close()
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def step(
+        self,
+        shape: tuple[int, int] | None = None,
+        *,
+        packed_seq_ids: torch.Tensor | None = None,
+        padding_mask: torch.Tensor | None = None,
+        mm_token_type_ids: torch.Tensor | None = None,
+        layout: Layout | Sequence[Runs] = "contiguous",
+    ) -> Step:
+        """Describes one batch: this rank's [rows, seq_local] slices. Collective.
+
+        shape: (rows, seq_local) where no metadata tensor says it.
+        packed_seq_ids: document ids, <= 0 is padding; one id is one document wherever it stands.
+        padding_mask: bool, true = padding, in addition. mm_token_type_ids: 1 image, 2 video.
+        layout: "contiguous" in rank order (any lengths), "zigzag", or the runs of every rank.
+        """
+        comm, error = self._core.comm, None
+        wide, rows, seq_local = torch.empty(0, dtype=torch.int64), 0, 0
+        try:
+            if self._core.closed:
+                raise RuntimeError("context: closed")
+            rows, seq_local = self._shape(shape, packed_seq_ids, padding_mask, mm_token_type_ids)
+            shard_runs(self.rank, self.size, 0, layout)
+            wide = wide_ids(packed_seq_ids)
+        except Exception as caught:
+            error = caught
+        said = agree(comm, error, (wide.numel(), seq_local), self.timeout_ms)
+        lengths = [length for _, length in said]
+        doc_id = host_documents(packed_seq_ids, any(n for n, _ in said), comm, self.timeout_ms)
+        if isinstance(layout, str) and layout == "contiguous":
+            runs: Runs = [(sum(lengths[: self.rank]), seq_local)] if seq_local else []
+        else:
+            runs = shard_runs(self.rank, self.size, sum(lengths), layout)
+        desc = _c.StepDesc(size=sizeof(_c.StepDesc), rows=rows, seq_local=seq_local)
+        if layout != "contiguous":
+            desc.runs, desc.run_count = run_array(runs), len(runs)
+        metadata = (
+            ("doc_id", doc_id),
+            ("is_pad", host_mask(padding_mask)),
+            ("token_type", host_token_types(mm_token_type_ids)),
+        )
+        for name, tensor in metadata:
+            if tensor is not None:
+                setattr(desc, name, tensor.data_ptr())
+        handle = c_void_p()
+        comm.check(_c.lib.ra_step_create(self._core.ctx, byref(desc), byref(handle)))
+        core = StepCore(self._core, handle.value or 0, len(self.layers))
+        return Step(self, core, rows, seq_local, runs)
+
+    def _shape(
+        self,
+        shape: tuple[int, int] | None,
+        ids: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        types: torch.Tensor | None,
+    ) -> tuple[int, int]:
+        check_integers(ids, "packed_seq_ids")
+        check_integers(types, "mm_token_type_ids")
+        check_mask(mask, "padding_mask")
+        named = {"packed_seq_ids": ids, "padding_mask": mask, "mm_token_type_ids": types}
+        for tensor in named.values():
+            if shape is None and tensor is not None:
+                shape = (tensor.shape[0], tensor.shape[-1])
+        if shape is None:
+            raise ValueError("shape: None, expected (rows, seq_local), or a metadata tensor")
+        for name, tensor in named.items():
+            check_shape(tensor, name, shape)
+        sees_images = any(layer.vision != "off" and layer.window > 0 for layer in self.layers)
+        if types is None and sees_images and not self._said_causal:
+            self._said_causal = True
+            logger.warning("no mm_token_type_ids: every token of the step is text, also to layers "
+                           "with a vision rule")
+        return int(shape[0]), int(shape[1])

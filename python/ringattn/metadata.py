@@ -1,0 +1,100 @@
+"""A batch's metadata tensors as the library takes them: int32 ids, bytes, host memory.
+
+Types are checked before values are narrowed: a document id beyond int32 is renumbered together with
+all ranks, a token type is compared before it shrinks. Must not know layers.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ringattn.comm import Comm
+
+_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+_INT32_MAX = 2**31 - 1
+_TEXT_BYTES = 384
+
+
+def check_mask(mask: torch.Tensor | None, name: str) -> None:
+    """A padding mask is bool, true = padding: an integer mask may mean the opposite."""
+    if mask is not None and mask.dtype != torch.bool:
+        raise TypeError(f"{name}: dtype {mask.dtype}, expected bool, true = padding")
+
+
+def check_integers(ids: torch.Tensor | None, name: str) -> None:
+    if ids is not None and ids.dtype not in _INTEGERS:
+        raise TypeError(f"{name}: dtype {ids.dtype}, expected integers")
+
+
+def check_shape(tensor: torch.Tensor | None, name: str, shape: tuple[int, int]) -> None:
+    if tensor is not None and tuple(tensor.shape) != shape:
+        raise ValueError(
+            f"{name}: shape {tuple(tensor.shape)}, expected {shape}: rows and this rank's tokens"
+        )
+
+
+def host_token_types(types: torch.Tensor | None) -> torch.Tensor | None:
+    """1 where the token is of an image, 2 where of a video, 0 elsewhere."""
+    if types is None:
+        return None
+    narrow = (types == 1).to(torch.int32) + 2 * (types == 2).to(torch.int32)
+    return narrow.cpu().contiguous()
+
+
+def host_mask(mask: torch.Tensor | None) -> torch.Tensor | None:
+    return None if mask is None else mask.cpu().contiguous().view(torch.uint8)
+
+
+def agree(
+    comm: Comm, error: Exception | None, counts: tuple[int, int], timeout_ms: int
+) -> list[tuple[int, int]]:
+    """Gives every rank every rank's two counts, or every rank the first rank's error.
+
+    Without it a rank whose arguments are refused here would leave the others waiting in the library.
+    """
+    text = f"{type(error).__name__}: {error}".encode()[:_TEXT_BYTES] if error else b""
+    mine = torch.zeros(16 + _TEXT_BYTES, dtype=torch.uint8)
+    mine[:16] = torch.tensor(counts, dtype=torch.int64).view(torch.uint8)
+    mine[16 : 16 + len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+    everyone = comm.gather(mine, timeout_ms)
+    if error is not None:
+        raise error
+    for rank, said in enumerate(everyone[:, 16:]):
+        if said[0] != 0:
+            words = bytes(said.tolist()).rstrip(b"\0").decode(errors="replace")
+            raise ValueError(f"rank {rank}: {words}")
+    numbers = everyone[:, :16].contiguous().view(torch.int64)
+    return [(int(a), int(b)) for a, b in numbers]
+
+
+def wide_ids(ids: torch.Tensor | None) -> torch.Tensor:
+    """The distinct ids of this rank if one of them does not fit int32, else none."""
+    if ids is None or ids.dtype != torch.int64 or ids.numel() == 0:
+        return torch.empty(0, dtype=torch.int64)
+    if int(ids.max()) <= _INT32_MAX:
+        return torch.empty(0, dtype=torch.int64)
+    return ids.unique().cpu()
+
+
+def host_documents(
+    ids: torch.Tensor | None, renumber: bool, comm: Comm, timeout_ms: int
+) -> torch.Tensor | None:
+    """int32 ids, padding 0. With renumber, because some rank has ids beyond int32, all ranks
+    number their ids by the order among everyone's: the same id gets the same number."""
+    positive = None if ids is None else ids.cpu().clamp(min=0)
+    if not renumber:
+        return None if positive is None else positive.to(torch.int32).contiguous()
+    distinct = (
+        torch.empty(0, dtype=torch.int64)
+        if positive is None
+        else positive.to(torch.int64).unique()
+    )
+    sizes = comm.gather(torch.tensor([distinct.numel()]), timeout_ms).flatten()
+    mine = torch.zeros(int(sizes.max()), dtype=torch.int64)
+    mine[: distinct.numel()] = distinct
+    known = comm.gather(mine, timeout_ms).flatten()
+    known = known[known > 0].unique()
+    if positive is None:
+        return None
+    number = torch.searchsorted(known, positive.to(torch.int64)) + 1
+    return number.masked_fill_(positive == 0, 0).to(torch.int32).contiguous()

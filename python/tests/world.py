@@ -1,0 +1,104 @@
+"""Ranks for tests: four processes that stay, so that torch is imported once and not once a test.
+
+run(n, function, ...) calls function(rank, size, group, ...) in the first n of them and returns what
+each returned. A rank that raises makes run raise; one that is not done in time has the whole world
+ended and the test failed: nothing may hang.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import socket
+import time
+import traceback
+from multiprocessing.connection import Connection, wait
+from typing import Any, Callable
+
+RANKS = 4
+TIME_LIMIT = 120.0
+
+
+class RankFailed(AssertionError):
+    """What a rank raised, as text."""
+
+
+def _serve(rank: int, port: int, pipe: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    groups: dict[int, Any] = {}
+    while True:
+        job = pipe.recv()
+        if job is None:
+            break
+        size, function, arguments = job
+        try:
+            if size not in groups:
+                groups[size] = dist.new_group(list(range(size)), use_local_synchronization=True)
+            torch.manual_seed(0)
+            pipe.send((True, function(rank, size, groups[size], *arguments)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+
+
+class World:
+    def __init__(self) -> None:
+        self.ranks: list[tuple[Any, Connection]] = []
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "torch.distributed", "ringattn"])
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        for rank in range(RANKS):
+            near, far = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, port, far), daemon=True)
+            process.start()
+            far.close()
+            self.ranks.append((process, near))
+
+    def end(self) -> None:
+        for process, pipe in self.ranks:
+            process.kill()
+            process.join()
+            pipe.close()
+        self.ranks = []
+
+    def run(self, size: int, function: Callable[..., Any], arguments: tuple[Any, ...],
+            limit: float) -> list[Any]:
+        pipes = [pipe for _, pipe in self.ranks[:size]]
+        for pipe in pipes:
+            pipe.send((size, function, arguments))
+        answers: dict[Connection, tuple[bool, Any]] = {}
+        deadline = time.monotonic() + limit
+        while len(answers) < size:
+            left = [pipe for pipe in pipes if pipe not in answers]
+            ready = wait(left, max(0.0, deadline - time.monotonic()))
+            if not ready:
+                late = [rank for rank, pipe in enumerate(pipes) if pipe not in answers]
+                self.end()
+                said = "".join(str(a[1]) for a in answers.values() if not a[0])
+                raise RankFailed(f"ranks {late} not done after {limit} s\n{said}")
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                answers[pipe] = pipe.recv()
+        failed = [f"rank {r}: {answers[p][1]}" for r, p in enumerate(pipes) if not answers[p][0]]
+        if failed:
+            raise RankFailed("\n".join(failed))
+        return [answers[pipe][1] for pipe in pipes]
+
+
+_world: World | None = None
+
+
+def run(size: int, function: Callable[..., Any], *arguments: Any, limit: float = TIME_LIMIT) -> list[Any]:
+    """What function(rank, size, group, *arguments) returned on each of size ranks."""
+    global _world
+    if _world is None or not _world.ranks:
+        _world = World()
+        atexit.register(_world.end)
+    return _world.run(size, function, arguments, limit)

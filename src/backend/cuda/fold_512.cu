@@ -1,0 +1,182 @@
+/*
+ * The forward for head dims up to 512 on Hopper. A CTA folds 64 queries of one head; its four
+ * warpgroups have one job each: copies | scores and softmax | output columns 0-255 | 256-511.
+ * Keys and values stream through rings of 16 KiB slots (keys: 128 keys x 64 channels, values: 16
+ * keys x 512 channels). Scores of the next tile run in a second accumulator while the softmax of
+ * this one is cut into pieces between their slots, so that the tensor core always has work.
+ * In a cluster of two, each CTA copies half of every slot for both.
+ */
+#include "backend/cuda/fold_512_output.cuh"
+#include "backend/cuda/fold_512_score.cuh"
+#include "backend/cuda/fold_host.cuh"
+
+using namespace fold512;
+
+namespace
+{
+
+/* ---- copies */
+
+/* One thread: the queries of each unit. */
+template <int CTAS> __device__ __forceinline__ void copy_queries(const fold_args &args, shared sm)
+{
+    unit_reader<UNIT_SLOTS> reader = sm.reader();
+    for (; reader.wait(sm.units()); reader.release(sm.units(), true)) {
+        const fold_unit *unit = reader.unit();
+        mbarrier_wait(sm.bar(Q_EMPTY), (reader.n & 1) ^ 1);
+        mbarrier_arrive_expect_tx(sm.bar(Q_FULL), Q_BYTES);
+#pragma unroll 1
+        for (int slab = 0; slab < SLABS; slab += SLABS / 2) {
+            cp_async_bulk_tensor_5d(sm.base + AT_Q + slab * (Q_BYTES / SLABS), &args.q,
+                                    sm.bar(Q_FULL), 0, unit->item.index, slab,
+                                    unit->head + cluster_rank<CTAS>(), unit->item.row);
+        }
+    }
+}
+
+/* One thread: the keys, slot by slot, and what the softmax needs of each tile. Both descriptions
+ * are free when the queries are: only then has the softmax read the last of them. */
+template <int CTAS> __device__ __forceinline__ void copy_keys(const fold_args &args, shared sm)
+{
+    unit_reader<UNIT_SLOTS> reader = sm.reader();
+    for (; reader.wait(sm.units()); reader.release(sm.units(), true)) {
+        const fold_unit *unit = reader.unit();
+        mbarrier_wait(sm.bar(Q_EMPTY), (reader.n & 1) ^ 1);
+        int tile = 0;
+        walk_tiles<TILE>(args, unit, [&](const ra_work_run *run, int offset, bool last) {
+#pragma unroll 1
+            for (int step = 0; step < K_STEPS; step++) {
+                const int slot = step % RING;
+                mbarrier_wait(sm.bar(K_EMPTY) + 8 * slot, (step / RING & 1) ^ 1);
+                if (step == 0) {
+                    *((tile_info *)(sm.bytes + AT_TILE) + tile) =
+                        describe_tile<TILE>(run, offset, last);
+                    tile ^= 1;
+                }
+                const uint32_t full = sm.bar(K_FULL) + 8 * slot;
+                mbarrier_arrive_expect_tx(full, SLOT_BYTES);
+                const int part = cluster_rank<CTAS>();
+                copy_part<CTAS>(sm.base + AT_K + slot * SLOT_BYTES + part * (SLOT_BYTES / CTAS),
+                                &args.k[run->source], full,
+                                run->index + offset + part * (TILE / CTAS), step, unit->kv_head,
+                                run->row);
+            }
+        });
+    }
+}
+
+/* One thread: the values, slot by slot. */
+template <int CTAS> __device__ __forceinline__ void copy_values(const fold_args &args, shared sm)
+{
+    unit_reader<UNIT_SLOTS> reader = sm.reader();
+    for (; reader.wait(sm.units()); reader.release(sm.units(), true)) {
+        const fold_unit *unit = reader.unit();
+        walk_tiles<TILE>(args, unit, [&](const ra_work_run *run, int offset, bool) {
+#pragma unroll 1
+            for (int step = 0; step < V_STEPS; step++) {
+                const int slot = step % RING;
+                mbarrier_wait(sm.bar(V_EMPTY) + 8 * slot, (step / RING & 1) ^ 1);
+                const uint32_t full = sm.bar(V_FULL) + 8 * slot;
+                mbarrier_arrive_expect_tx(full, SLOT_BYTES);
+                const int part = cluster_rank<CTAS>();
+                copy_part<CTAS>(sm.base + AT_V + slot * SLOT_BYTES + part * (SLOT_BYTES / CTAS),
+                                &args.v[run->source], full,
+                                run->index + offset + step * (TILE / V_STEPS),
+                                part * (SLABS / CTAS), unit->kv_head, run->row);
+            }
+        });
+    }
+}
+
+/* ---- the kernel */
+
+template <typename E, int CTAS>
+__global__ void __launch_bounds__(THREADS, 1) fold_512(const __grid_constant__ fold_args args)
+{
+    extern __shared__ __align__(1024) char bytes[];
+    const shared sm = {bytes, smem_address(bytes)};
+    const int thread = threadIdx.x, warpgroup = thread / WARPGROUP;
+    if (thread == 0) {
+        mbarrier_init(sm.bar(Q_FULL), 1);
+        mbarrier_init(sm.bar(Q_EMPTY), 4);
+        for (int i = 0; i < RING; i++) {
+            mbarrier_init(sm.bar(K_FULL + i), 1);
+            mbarrier_init(sm.bar(K_EMPTY + i), CTAS);
+            mbarrier_init(sm.bar(V_FULL + i), 1);
+            mbarrier_init(sm.bar(V_EMPTY + i), 2 * CTAS);
+        }
+        for (int i = 0; i < P_STAGES; i++) {
+            mbarrier_init(sm.bar(P_FULL + i), 4);
+            mbarrier_init(sm.bar(P_EMPTY + i), 8);
+        }
+        for (int i = 0; i < UNIT_SLOTS; i++) {
+            mbarrier_init(sm.bar(UNIT_FULL + i), 1);
+            mbarrier_init(sm.bar(UNIT_EMPTY + i), UNIT_READERS * CTAS);
+        }
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+    if constexpr (CTAS > 1) {
+        barrier_cluster_arrive();
+        barrier_cluster_wait();
+    }
+    if (warpgroup == 0) {
+        setmaxnreg_dec<LOAD_REGISTERS>();
+        if (thread == 0) {
+            copy_keys<CTAS>(args, sm);
+        } else if (thread == 32) {
+            copy_values<CTAS>(args, sm);
+        } else if (thread == 64) {
+            copy_queries<CTAS>(args, sm);
+        } else if (thread == 96 && cluster_rank<CTAS>() == 0) {
+            hand_out_units<CTAS>(args, sm.units());
+        }
+    } else if (warpgroup == 1) {
+        setmaxnreg_inc<SCORE_REGISTERS>();
+        score_role<E, CTAS>(args, sm).run();
+    } else {
+        setmaxnreg_inc<OUTPUT_REGISTERS>();
+        output_role<E, CTAS>(args, sm, warpgroup - 2).run();
+    }
+    if constexpr (CTAS > 1) { /* nobody leaves while another CTA may still write to it */
+        __syncwarp();
+        barrier_cluster_arrive();
+        barrier_cluster_wait();
+    }
+}
+
+/* ---- the host side */
+
+template <typename E, int CTAS>
+ra_status launch_as(const ra_fold_job *job, const ra_cuda_work *work, const ra_cuda_launch *at)
+{
+    const fold_boxes box = {.q_seq = ROWS,
+                            .q_slabs = SLABS / 2,
+                            .k_seq = TILE / CTAS,
+                            .k_slabs = 1,
+                            .v_seq = TILE / V_STEPS,
+                            .v_slabs = SLABS / CTAS};
+    fold_args args;
+    RA_TRY(fold_arguments(job, work, at, CTAS, box, &args));
+    return fold_run(fold_512<E, CTAS>, &args, at, CTAS, THREADS, SHARED_BYTES);
+}
+
+bool supports(const ra_fold_job *job, const ra_cuda_work *work, const ra_cuda_launch *at)
+{
+    const int64_t channels = job->q.size[RA_CHAN];
+    return channels > 256 && channels <= 512 && fold_supports(job, work, at, ROWS);
+}
+
+ra_status launch(const ra_fold_job *job, const ra_cuda_work *work, const ra_cuda_launch *at)
+{
+    const bool pairs = fold_heads_per_kv(work) % 2 == 0;
+    if (job->q.dtype == RA_BF16) {
+        return pairs ? launch_as<__nv_bfloat16, 2>(job, work, at)
+                     : launch_as<__nv_bfloat16, 1>(job, work, at);
+    }
+    return pairs ? launch_as<__half, 2>(job, work, at) : launch_as<__half, 1>(job, work, at);
+}
+
+} /* namespace */
+
+const ra_cuda_fold_kernel ra_cuda_fold_512 = {"fold_512", supports, launch};

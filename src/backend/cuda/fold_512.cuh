@@ -1,0 +1,76 @@
+/*
+ * Tiles, shared memory and barriers of the forward for head dims up to 512: what its four roles
+ * agree on. Must not know what a role does.
+ */
+#ifndef RA_BACKEND_CUDA_FOLD_512_CUH
+#define RA_BACKEND_CUDA_FOLD_512_CUH
+
+#include "backend/cuda/fold_common.cuh"
+#include "backend/cuda/wgmma.cuh"
+
+namespace fold512
+{
+
+constexpr int ROWS = 64, TILE = 128; /* queries of a unit, keys of a tile */
+constexpr int SLABS = 8;             /* of 64 channels */
+constexpr int RING = 4, SLOT_BYTES = 16384, HALF_SLOT = SLOT_BYTES / 2;
+/* Slots of a tile. They turn each ring an even number of times, so that a step's slot and parity
+ * are constants. */
+constexpr int K_STEPS = 8, V_STEPS = 8;
+static_assert(K_STEPS % (2 * RING) == 0 && V_STEPS % (2 * RING) == 0, "constant parities");
+constexpr int P_STAGES = 4, P_BYTES = 8192; /* 64 queries x 64 keys; two a tile */
+constexpr int Q_BYTES = ROWS * 512 * 2;
+constexpr int UNIT_SLOTS = 2;
+
+/* Shared memory, from a base aligned to 1024. */
+constexpr int AT_Q = 0, AT_K = AT_Q + Q_BYTES, AT_V = AT_K + RING * SLOT_BYTES,
+              AT_P = AT_V + RING * SLOT_BYTES, AT_SCALE = AT_P + P_STAGES * P_BYTES,
+              AT_REACH = AT_SCALE + P_STAGES * ROWS * 4, AT_UNIT = AT_REACH + ROWS * 8,
+              AT_TILE = AT_UNIT + UNIT_SLOTS * UNIT_BYTES, AT_STAGE = AT_TILE + 2 * 16,
+              AT_BARRIER = AT_STAGE + P_STAGES * 8;
+/* Barriers. */
+enum {
+    Q_FULL,
+    Q_EMPTY,
+    K_FULL,
+    K_EMPTY = K_FULL + RING,
+    V_FULL = K_EMPTY + RING,
+    V_EMPTY = V_FULL + RING,
+    P_FULL = V_EMPTY + RING,
+    P_EMPTY = P_FULL + P_STAGES,
+    UNIT_FULL = P_EMPTY + P_STAGES,
+    UNIT_EMPTY = UNIT_FULL + UNIT_SLOTS,
+    BARRIERS = UNIT_EMPTY + UNIT_SLOTS,
+};
+constexpr int SHARED_BYTES = AT_BARRIER + 8 * BARRIERS;
+static_assert(SHARED_BYTES <= 232448, "shared memory of an SM");
+
+/* They must sum to 512, what 512 threads are launched with; a warpgroup that is refused its
+ * registers waits for ever. */
+constexpr int LOAD_REGISTERS = 24, SCORE_REGISTERS = 168, OUTPUT_REGISTERS = 160;
+constexpr int THREADS = 512, WARPGROUP = 128;
+constexpr int UNIT_READERS = 3 + 4 + 8; /* the copying threads, the warps of the others */
+
+struct shared {
+    char *bytes;
+    uint32_t base;
+    __device__ __forceinline__ uint32_t bar(int i) const { return base + AT_BARRIER + 8 * i; }
+    __device__ __forceinline__ unit_ring<UNIT_SLOTS> units() const
+    {
+        return unit_ring<UNIT_SLOTS>{base + AT_UNIT, bar(UNIT_FULL), bar(UNIT_EMPTY)};
+    }
+    __device__ __forceinline__ unit_reader<UNIT_SLOTS> reader() const
+    {
+        return unit_reader<UNIT_SLOTS>{(const fold_unit *)(bytes + AT_UNIT)};
+    }
+};
+
+/* What travels with a pair of probability stages to the output warpgroups. */
+struct stage_info {
+    int count; /* keys of the run from the tile's first on */
+    int last;
+};
+
+} // namespace fold512
+
+#endif

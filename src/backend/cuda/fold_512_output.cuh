@@ -1,0 +1,179 @@
+/*
+ * The output of the forward for head dims up to 512: two warpgroups fold probability stages and
+ * value slots into the accumulators of 256 columns each, and store them. Must not know scores.
+ */
+#ifndef RA_BACKEND_CUDA_FOLD_512_OUTPUT_CUH
+#define RA_BACKEND_CUDA_FOLD_512_OUTPUT_CUH
+
+#include "backend/cuda/fold_512.cuh"
+
+namespace fold512
+{
+
+template <typename E, int CTAS> struct output_role {
+    const fold_args &args;
+    shared sm;
+    int half, thread, lane, row;
+    uint32_t stage = 0, stage_parity = 0;
+    uint32_t behind = 0; /* the next stage to give back */
+
+    __device__ __forceinline__ output_role(const fold_args &args_, shared sm_, int half_)
+        : args(args_), sm(sm_), half(half_), thread(threadIdx.x % WARPGROUP), lane(thread % 32),
+          row(thread / 32 * 16 + lane / 4)
+    {
+    }
+
+    __device__ __forceinline__ void release_values(int step)
+    {
+        release_slot<CTAS>(sm.bar(V_EMPTY) + 8 * (step % RING), thread);
+    }
+    __device__ __forceinline__ void release_stage()
+    {
+        if (lane == 0) {
+            mbarrier_arrive(sm.bar(P_EMPTY) + 8 * behind);
+        }
+        behind = (behind + 1) % P_STAGES;
+    }
+    __device__ __forceinline__ void next_stage()
+    {
+        stage = (stage + 1) % P_STAGES;
+        stage_parity ^= stage == 0;
+    }
+    __device__ __forceinline__ float2 factors() const
+    {
+        const float *from = (const float *)(sm.bytes + AT_SCALE) + stage * ROWS + row;
+        return make_float2(from[0], from[8]);
+    }
+
+    /* Values behind the run's end belong to somebody else, and 0 * NaN is NaN: this half of a slot
+     * gets zeros from key `count` on. Whole 128-byte rows, so that the swizzle does not matter. */
+    __device__ __forceinline__ void clear_tail(uint32_t slot, int count)
+    {
+        if (thread / 8 >= count) {
+#pragma unroll
+            for (int slab = 0; slab < 4; slab++) {
+                st_shared_v4(slot + slab * (HALF_SLOT / 4) + thread * 16, make_uint4(0, 0, 0, 0));
+            }
+        }
+        fence_proxy_async();
+        if (half == 0) {
+            bar_sync<1, WARPGROUP>();
+        } else {
+            bar_sync<2, WARPGROUP>();
+        }
+    }
+
+    static __device__ __forceinline__ void multiply(float (&x)[64], float2 f)
+    {
+#pragma unroll
+        for (int i = 0; i < 64; i += 4) {
+            x[i] *= f.x;
+            x[i + 1] *= f.x;
+            x[i + 2] *= f.y;
+            x[i + 3] *= f.y;
+        }
+    }
+
+    /* Folds one tile in. A group stays in flight behind it; its slots and its stage are released
+     * behind the next group. pending: there is one from the tile before. Is it the last tile? */
+    __device__ __forceinline__ bool fold(float (&left)[64], float (&right)[64], bool pending)
+    {
+        int keys = 0;
+        bool last = false;
+#pragma unroll
+        for (int part = 0; part < 2; part++) {
+            mbarrier_wait(sm.bar(P_FULL) + 8 * stage, stage_parity);
+            if (part == 0) {
+                const stage_info *info = (const stage_info *)(sm.bytes + AT_STAGE) + stage;
+                keys = info->count;
+                last = info->last;
+                const float2 f = factors();
+                if (__any_sync(~0u, f.x != 1.0f || f.y != 1.0f)) {
+                    wgmma_wait_group<0>();
+                    wgmma_fence_operand(left);
+                    wgmma_fence_operand(right);
+                    multiply(left, f);
+                    multiply(right, f);
+                }
+            }
+            const uint32_t p = sm.base + AT_P + stage * P_BYTES;
+            next_stage();
+#pragma unroll
+            for (int slot = 0; slot < RING; slot++) { /* 16 keys each */
+                mbarrier_wait(sm.bar(V_FULL) + 8 * slot, part);
+                const uint32_t values = sm.base + AT_V + slot * SLOT_BYTES + half * HALF_SLOT;
+                const int first = (part * RING + slot) * 16;
+                if (keys < first + 16) {
+                    clear_tail(values, keys - first);
+                }
+                const uint64_t a = opaque(descriptor(descriptor_low_k(p + slot * 32)));
+                const uint64_t b = opaque(descriptor(descriptor_low_mn(values, HALF_SLOT / 4)));
+                wgmma_fence();
+                wgmma_ss<E, 0, 1>(left, a, b, 1);
+                wgmma_ss<E, 0, 1>(right, a, b + (HALF_SLOT / 2 >> 4), 1);
+                wgmma_commit_group();
+                wgmma_wait_group<1>();
+                if (part || slot || pending) {
+                    release_values(slot + RING - 1);
+                    if (slot == 0) {
+                        release_stage();
+                    }
+                }
+            }
+        }
+        return last;
+    }
+
+    __device__ __forceinline__ void store(const fold_unit *unit, int head, const float (&left)[64],
+                                          const float (&right)[64], float2 inverse)
+    {
+        const int column = half * 256, limit = args.channels - column;
+        if (unit->item.flags & RA_WORK_FINAL) {
+            row_pair<E> rows = view_rows<E>(args.out, unit, head, row, column);
+            store_rows_as<E>(left, rows, inverse, limit, lane);
+            store_rows_as<E>(right, rows.at(128), inverse, limit - 128, lane);
+        } else {
+            row_pair<float> rows = view_rows<float>(args.acc, unit, head, row, column);
+            store_rows(left, rows, inverse, limit, lane);
+            store_rows(right, rows.at(128), inverse, limit - 128, lane);
+        }
+    }
+
+    __device__ __forceinline__ void run()
+    {
+        const int rank = cluster_rank<CTAS>();
+        unit_reader<UNIT_SLOTS> reader = sm.reader();
+        while (reader.wait(sm.units())) {
+            const fold_unit *unit = reader.unit();
+            float left[64], right[64];
+            {
+                row_pair<float> rows =
+                    view_rows<float>(args.acc, unit, unit->head + rank, row, half * 256);
+                const int limit = unit->item.flags & RA_WORK_FRESH ? 0 : args.channels - half * 256;
+                load_rows(left, rows, limit, lane);
+                load_rows(right, rows.at(128), limit - 128, lane);
+            }
+            bool pending = false;
+            while (!fold(left, right, pending)) {
+                pending = true;
+            }
+            wgmma_wait_group<0>();
+            wgmma_fence_operand(left);
+            wgmma_fence_operand(right);
+            release_values(V_STEPS - 1);
+            release_stage();
+            mbarrier_wait(sm.bar(P_FULL) + 8 * stage, stage_parity);
+            const float2 inverse = factors();
+            __syncwarp();
+            release_stage();
+            next_stage();
+            store(unit, unit->head + rank, left, right, inverse);
+            __syncwarp();
+            reader.release(sm.units(), lane == 0);
+        }
+    }
+};
+
+} // namespace fold512
+
+#endif

@@ -1,0 +1,256 @@
+/*
+ * The scores and the softmax of the forward for head dims up to 512: one warpgroup turns query and
+ * key slots into probability stages and the factors that belong to them. Must not know values.
+ */
+#ifndef RA_BACKEND_CUDA_FOLD_512_SCORE_CUH
+#define RA_BACKEND_CUDA_FOLD_512_SCORE_CUH
+
+#include "backend/cuda/fold_512.cuh"
+
+namespace fold512
+{
+
+/* Two score accumulators take turns: the next tile's scores stream into one while
+ * this tile's softmax works in the other. */
+template <typename E, int CTAS> struct score_role {
+    static constexpr int N = TILE / 2; /* accumulator registers of a score tile */
+    const fold_args &args;
+    shared sm;
+    int thread, lane, row; /* row: the first of this thread's two */
+    softmax_rows rows;
+    float2 factor;
+    float shift0, shift1;
+    uint32_t stage = 0, stage_parity = 1;
+    uint32_t q_parity = 0;
+
+    __device__ __forceinline__ score_role(const fold_args &args_, shared sm_)
+        : args(args_), sm(sm_), thread(threadIdx.x % WARPGROUP), lane(thread % 32),
+          row(thread / 32 * 16 + lane / 4)
+    {
+    }
+
+    __device__ __forceinline__ void release_keys(int step)
+    {
+        release_slot<CTAS>(sm.bar(K_EMPTY) + 8 * (step % RING), thread);
+    }
+
+    /* scores += Q[:, slab] K[:, slab]^T as one group; behind it at most one group is in flight. */
+    __device__ __forceinline__ void issue(float (&scores)[N], int step)
+    {
+        mbarrier_wait(sm.bar(K_FULL) + 8 * (step % RING), step / RING & 1);
+        wgmma_fence();
+        const uint64_t q =
+            opaque(descriptor(descriptor_low_k(sm.base + AT_Q + step * (Q_BYTES / SLABS))));
+        const uint64_t k =
+            opaque(descriptor(descriptor_low_k(sm.base + AT_K + step % RING * SLOT_BYTES)));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            wgmma_ss<E, 0, 0>(scores, q + 2 * i, k + 2 * i, step > 0 || i > 0);
+        }
+        wgmma_commit_group();
+    }
+
+    __device__ __forceinline__ const tile_info *info(int parity) const
+    {
+        return (const tile_info *)(sm.bytes + AT_TILE) + parity;
+    }
+
+    /* Masks the tile and takes its maxima in. */
+    __device__ __forceinline__ void raise(float (&scores)[N], const tile_info *tile)
+    {
+        if (tile->partial) {
+            const int2 *reach = (const int2 *)(sm.bytes + AT_REACH) + row;
+            softmax_mask(scores, tile_columns(*tile, reach[0]), tile_columns(*tile, reach[8]),
+                         lane);
+        }
+        factor = softmax_raise(rows, scores, args.scale_log2);
+        shift0 = softmax_shift(rows.max0);
+        shift1 = softmax_shift(rows.max1);
+    }
+
+    /* Part `part` of `parts` of probability stage `half` of the tile, as an operand in shared
+     * memory. The factors of the tile travel with its first stage. */
+    __device__ __forceinline__ void emit(float (&scores)[N], const tile_info *tile, int half,
+                                         int part, int parts)
+    {
+        if (part == 0) {
+            mbarrier_wait(sm.bar(P_EMPTY) + 8 * stage, stage_parity);
+            if (half == 0) {
+                send_factors(factor.x, factor.y);
+                if (thread == 0) {
+                    *((stage_info *)(sm.bytes + AT_STAGE) + stage) =
+                        stage_info{tile->count, tile->last};
+                }
+            }
+        }
+        const int first = part * 4 / parts, end = (part + 1) * 4 / parts; /* 16 keys each */
+        softmax_exp(rows, scores, half * 32 + first * 8, half * 32 + end * 8, args.scale_log2,
+                    shift0, shift1);
+        const int target = thread / 32 * 16 + lane % 16;
+        const uint32_t to = sm.base + AT_P + stage * P_BYTES + target * 128;
+#pragma unroll
+        for (int k = first; k < end; k++) {
+            const float *p = scores + half * 32 + k * 8;
+            stmatrix_x4(to + ((k * 2 + lane / 16) ^ (target & 7)) * 16, cvt_rn_x2<E>(p[0], p[1]),
+                        cvt_rn_x2<E>(p[2], p[3]), cvt_rn_x2<E>(p[4], p[5]),
+                        cvt_rn_x2<E>(p[6], p[7]));
+        }
+        if (part == parts - 1) {
+            fence_proxy_async();
+            hand_over();
+        }
+    }
+
+    __device__ __forceinline__ void send_factors(float f0, float f1)
+    {
+        if (lane % 4 == 0) {
+            float *to = (float *)(sm.bytes + AT_SCALE) + stage * ROWS + row;
+            to[0] = f0;
+            to[8] = f1;
+        }
+    }
+
+    __device__ __forceinline__ void hand_over()
+    {
+        __syncwarp();
+        if (lane == 0) {
+            mbarrier_arrive(sm.bar(P_FULL) + 8 * stage);
+        }
+        stage = (stage + 1) % P_STAGES;
+        stage_parity ^= stage == 0;
+    }
+
+    /* The softmax of one tile between the slots of the next one's scores. */
+    __device__ __forceinline__ void fold(float (&scores)[N], float (&next)[N],
+                                         const tile_info *tile)
+    {
+        const auto advance = [&](int step) {
+            issue(next, step);
+            wgmma_wait_group<1>();
+            release_keys(step - 1);
+        };
+        issue(next, 0);
+        wgmma_wait_group<1>();
+        wgmma_fence_operand(scores);
+        release_keys(K_STEPS - 1);
+        raise(scores, tile);
+        advance(1);
+        emit(scores, tile, 0, 0, 2);
+        advance(2);
+        emit(scores, tile, 0, 1, 2);
+        advance(3);
+        emit(scores, tile, 1, 0, 2);
+        advance(4);
+        emit(scores, tile, 1, 1, 2);
+        advance(5);
+        advance(6);
+        advance(7);
+    }
+
+    /* The same for the unit's last tile. */
+    __device__ __forceinline__ void fold_last(float (&scores)[N], const tile_info *tile)
+    {
+        wgmma_wait_group<0>();
+        wgmma_fence_operand(scores);
+        release_keys(K_STEPS - 1);
+        raise(scores, tile);
+        emit(scores, tile, 0, 0, 1);
+        /* Behind the last reads of the tile's description: the next unit's first takes its place.
+         */
+        __syncwarp();
+        if (lane == 0) {
+            mbarrier_arrive(sm.bar(Q_EMPTY));
+        }
+        emit(scores, tile, 1, 0, 1);
+    }
+
+    __device__ __forceinline__ float *lse_at(const fold_unit *unit, int head)
+    {
+        return view_at<float>(args.lse, unit->item.row, head, (int64_t)unit->item.index + row);
+    }
+
+    /* Reaches of the warp's rows to shared memory, and where the softmax starts: from nothing, or
+     * from a state of maximum lse, sum 1 and numerator acc. */
+    __device__ __forceinline__ void begin(const fold_unit *unit, int head)
+    {
+        __syncwarp();
+        if (lane < 16) {
+            const int r = thread / 32 * 16 + lane;
+            const int2 *reach = (const int2 *)args.reach + unit->item.reach;
+            ((int2 *)(sm.bytes + AT_REACH))[r] = reach[min(r, unit->item.count - 1)];
+        }
+        __syncwarp();
+        rows = softmax_rows{-INFINITY, -INFINITY, 0.0f, 0.0f};
+        if (!(unit->item.flags & RA_WORK_FRESH)) {
+            const float *lse = lse_at(unit, head);
+            rows.max0 = row < unit->item.count ? __ldcg(lse) * RA_LOG2E : -INFINITY;
+            rows.max1 =
+                row + 8 < unit->item.count ? __ldcg(lse + 8 * args.lse.seq) * RA_LOG2E : -INFINITY;
+            const float share = lane % 4 == 0 ? 1.0f : 0.0f;
+            rows.sum0 = rows.max0 == -INFINITY ? 0.0f : share;
+            rows.sum1 = rows.max1 == -INFINITY ? 0.0f : share;
+        }
+    }
+
+    /* lse to memory; the inverse sums travel as one more stage. */
+    __device__ __forceinline__ void end(const fold_unit *unit, int head)
+    {
+        const float sum0 = quad_sum(rows.sum0), sum1 = quad_sum(rows.sum1);
+        mbarrier_wait(sm.bar(P_EMPTY) + 8 * stage, stage_parity);
+        send_factors(softmax_inverse(sum0), softmax_inverse(sum1));
+        hand_over();
+        if (lane % 4 == 0) {
+            float *lse = lse_at(unit, head);
+            if (row < unit->item.count) {
+                lse[0] = softmax_lse(rows.max0, sum0);
+            }
+            if (row + 8 < unit->item.count) {
+                lse[8 * args.lse.seq] = softmax_lse(rows.max1, sum1);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void run()
+    {
+        const int rank = cluster_rank<CTAS>();
+        unit_reader<UNIT_SLOTS> reader = sm.reader();
+        while (reader.wait(sm.units())) {
+            const fold_unit *unit = reader.unit();
+            begin(unit, unit->head + rank);
+            mbarrier_wait(sm.bar(Q_FULL), q_parity);
+            q_parity ^= 1;
+            float even[N], odd[N];
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                even[i] = odd[i] = 0.0f;
+            }
+#pragma unroll
+            for (int step = 0; step < K_STEPS; step++) {
+                issue(even, step);
+                wgmma_wait_group<1>();
+                if (step > 0) {
+                    release_keys(step - 1);
+                }
+            }
+            for (;;) { /* the accumulator of each tile is chosen when this is compiled */
+                if (info(0)->last) {
+                    fold_last(even, info(0));
+                    break;
+                }
+                fold(even, odd, info(0));
+                if (info(1)->last) {
+                    fold_last(odd, info(1));
+                    break;
+                }
+                fold(odd, even, info(1));
+            }
+            end(unit, unit->head + rank);
+            __syncwarp();
+            reader.release(sm.units(), lane == 0);
+        }
+    }
+};
+
+} // namespace fold512
+
+#endif

@@ -1,0 +1,296 @@
+/*
+ * What the tuned forward kernels share: arguments, the hand-out of work, the tile walk and the
+ * stores. A unit is one item for the query heads that a cluster's CTAs take, one each, all of one
+ * KV head, so that the CTAs walk the same keys and every copied key serves all of them. Must not
+ * know tile sizes or the roles of warps.
+ */
+#ifndef RA_BACKEND_CUDA_FOLD_COMMON_CUH
+#define RA_BACKEND_CUDA_FOLD_COMMON_CUH
+
+#include "backend/cuda/dispatch.h"
+#include "backend/cuda/softmax.cuh"
+#include "backend/cuda/tensor_map.h"
+
+/* A tensor on the device: strides count elements. */
+struct fold_view {
+    void *data;
+    int64_t row, head, seq;
+};
+
+struct fold_args {
+    CUtensorMap q, k[RA_SOURCE_COUNT], v[RA_SOURCE_COUNT];
+    fold_view acc, lse, out;
+    const ra_work_item *item;
+    const ra_work_run *run;
+    const ra_work_reach *reach;
+    ra_work_run no_run; /* an item without keys walks this: one tile, of which it sees nothing */
+    uint32_t *counter;  /* units handed out so far */
+    int item_count, unit_count;
+    int heads_per_kv;
+    int channels;
+    float scale_log2;
+};
+
+template <typename E> RA_PTX E *view_at(const fold_view &view, int row, int head, int64_t seq)
+{
+    return (E *)view.data + (row * view.row + head * view.head + seq * view.seq);
+}
+
+/* ---- units */
+
+/* In shared memory, SLOTS of them: readers of one do not hold up the next. count 0: no more. */
+struct fold_unit {
+    ra_work_item item;
+    int head; /* of the cluster's first CTA */
+    int kv_head;
+    int unused[2];
+};
+constexpr int UNIT_BYTES = 48;
+static_assert(sizeof(fold_unit) == UNIT_BYTES, "copied in 16-byte words");
+
+/* Shared-window addresses. full, empty: SLOTS barriers each; full counts 1 arrival and the bytes,
+ * empty one arrival of each reader of each CTA, at the cluster's first CTA. */
+template <int SLOTS> struct unit_ring {
+    uint32_t units, full, empty;
+};
+
+/* One thread of the cluster's first CTA: takes units in order, for all CTAs. Taking them one by one
+ * balances the load whatever else runs on the device; longest first within a KV head. */
+template <int CTAS, int SLOTS>
+RA_PTX void hand_out_units(const fold_args &args, unit_ring<SLOTS> ring)
+{
+    const int heads = args.heads_per_kv / CTAS;
+#pragma unroll 1
+    for (uint32_t n = 0;; n++) {
+        const uint32_t slot = n % SLOTS;
+        mbarrier_wait(ring.empty + 8 * slot, (n / SLOTS & 1) ^ 1);
+        const uint32_t unit = atomicAdd(args.counter, 1);
+        int4 word[3] = {};
+        if (unit < (uint32_t)args.unit_count) {
+            const uint32_t item = unit / heads % args.item_count;
+            const int kv_head = unit / heads / args.item_count;
+            const int4 *words = (const int4 *)(args.item + item);
+            word[0] = words[0];
+            word[1] = words[1];
+            word[2].x = kv_head * args.heads_per_kv + unit % heads * CTAS;
+            word[2].y = kv_head;
+        }
+#pragma unroll 1
+        for (int cta = 0; cta < CTAS; cta++) {
+            const uint32_t full = mapa(ring.full + 8 * slot, cta);
+            const uint32_t to = mapa(ring.units + UNIT_BYTES * slot, cta);
+            mbarrier_arrive_expect_tx_cluster(full, UNIT_BYTES);
+            st_async_v4(to, word[0], full);
+            st_async_v4(to + 16, word[1], full);
+            st_async_v4(to + 32, word[2], full);
+        }
+        if (unit >= (uint32_t)args.unit_count) {
+            break;
+        }
+    }
+}
+
+/* A role's place in the sequence of units. */
+template <int SLOTS> struct unit_reader {
+    const fold_unit *units; /* the same memory as ring.units */
+    uint32_t n = 0;
+
+    /* Waits for unit n; false behind the last. Whole warps or single threads. */
+    __device__ __forceinline__ bool wait(unit_ring<SLOTS> ring) const
+    {
+        mbarrier_wait(ring.full + 8 * (n % SLOTS), n / SLOTS & 1);
+        return unit()->item.count != 0;
+    }
+    __device__ __forceinline__ const fold_unit *unit() const { return units + n % SLOTS; }
+    /* The caller reads the unit no more. speaks: for itself and for the threads it is in step with
+     */
+    __device__ __forceinline__ void release(unit_ring<SLOTS> ring, bool speaks)
+    {
+        if (speaks) {
+            mbarrier_arrive_cluster(mapa(ring.empty + 8 * (n % SLOTS), 0));
+        }
+        n++;
+    }
+};
+
+/* ---- the walk over an item's keys: run after run, `TILE` keys at a time from each run's first.
+ * visit(run, offset, last): the keys from `offset` of the run on; last: of the item. */
+template <int TILE, typename F>
+RA_PTX void walk_tiles(const fold_args &args, const fold_unit *unit, F visit)
+{
+    int runs = unit->item.run_count;
+    const ra_work_run *run = runs ? args.run + unit->item.run_first : &args.no_run;
+#pragma unroll 1
+    do {
+        const int count = run->count;
+        int offset = 0;
+#pragma unroll 1
+        do {
+            visit(run, offset, runs <= 1 && offset + TILE >= count);
+            offset += TILE;
+        } while (offset < count);
+        run++;
+    } while (--runs > 0);
+}
+
+/* What the softmax needs of a tile. */
+struct tile_info {
+    int pos;     /* of the first key */
+    int count;   /* keys of the run from there on; more than a tile holds, or less */
+    int partial; /* some query does not see all of the tile */
+    int last;    /* of the item */
+};
+
+template <int TILE> RA_PTX tile_info describe_tile(const ra_work_run *run, int offset, bool last)
+{
+    return tile_info{run->pos + offset, run->count - offset,
+                     offset < run->full_begin || offset + TILE > run->full_end, last};
+}
+
+/* Columns [x, y) of the tile that a row with this reach may see. */
+RA_PTX int2 tile_columns(tile_info tile, int2 reach)
+{
+    return make_int2(reach.x - tile.pos, min(reach.y - tile.pos, tile.count));
+}
+
+/* This CTA's place in its cluster. */
+template <int CTAS> RA_PTX int cluster_rank()
+{
+    return CTAS > 1 ? cluster_ctarank() : 0;
+}
+
+/* ---- rings of shared-memory slots */
+
+/* One arrival a warpgroup and CTA: the slot is free for the copies of every CTA of the cluster. */
+template <int CTAS> RA_PTX void release_slot(uint32_t bar, int thread)
+{
+    if constexpr (CTAS == 1) {
+        if (thread == 0) {
+            mbarrier_arrive(bar);
+        }
+    } else if (thread < CTAS) {
+        mbarrier_arrive_cluster(mapa(bar, thread));
+    }
+}
+
+/* This CTA's part of a slot, for every CTA of the cluster. */
+template <int CTAS>
+RA_PTX void copy_part(uint32_t to, const CUtensorMap *map, uint32_t bar, int seq, int slab,
+                      int head, int row)
+{
+    if constexpr (CTAS == 1) {
+        cp_async_bulk_tensor_5d(to, map, bar, 0, seq, slab, head, row);
+    } else {
+        cp_async_bulk_tensor_5d_multicast(to, map, bar, 0, seq, slab, head, row, (1 << CTAS) - 1);
+    }
+}
+
+/* ---- accumulators from and to global memory. A thread holds elements of two rows like those of a
+ * score tile (softmax.cuh), of N / 2 columns each. `limit`: columns of the tensor from the first
+ * on; whole slabs. */
+
+/* What a thread's two rows are in a tensor: base of the first column; valid: may be touched. */
+template <typename E> struct row_pair {
+    E *first, *second;
+    bool valid0, valid1;
+    __device__ __forceinline__ row_pair at(int column) const
+    {
+        return row_pair{first + column, second + column, valid0, valid1};
+    }
+};
+
+template <typename E>
+RA_PTX row_pair<E> view_rows(const fold_view &view, const fold_unit *unit, int head, int row,
+                             int column)
+{
+    row_pair<E> rows;
+    rows.first = view_at<E>(view, unit->item.row, head, (int64_t)unit->item.index + row) + column;
+    rows.second = rows.first + 8 * view.seq;
+    rows.valid0 = row < unit->item.count;
+    rows.valid1 = row + 8 < unit->item.count;
+    return rows;
+}
+
+/* Rows that are not valid read as zero. Lanes 2i and 2i + 1 swap halves, so that each reads 16
+ * bytes. */
+template <int N> RA_PTX void load_rows(float (&x)[N], row_pair<float> rows, int limit, int lane)
+{
+    const bool odd = lane & 1;
+    const int own = (lane >> 1 & 1) * 4 + odd * 8;
+#pragma unroll
+    for (int i = 0; i < N; i += 8) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if ((r ? rows.valid1 : rows.valid0) && i * 2 < limit) {
+                v = __ldcg((const float4 *)((r ? rows.second : rows.first) + own + i * 2));
+            }
+            const float other0 = __shfl_xor_sync(~0u, odd ? v.x : v.z, 1);
+            const float other1 = __shfl_xor_sync(~0u, odd ? v.y : v.w, 1);
+            x[i + 2 * r] = odd ? other0 : v.x;
+            x[i + 2 * r + 1] = odd ? other1 : v.y;
+            x[i + 4 + 2 * r] = odd ? v.z : other0;
+            x[i + 5 + 2 * r] = odd ? v.w : other1;
+        }
+    }
+}
+
+/* x * scale; a quad writes one 32-byte sector. */
+template <int N>
+RA_PTX void store_rows(const float (&x)[N], row_pair<float> rows, float2 scale, int limit, int lane)
+{
+    const int own = (lane & 3) * 2;
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+        if (rows.valid0 && i * 2 < limit) {
+            __stcg((float2 *)(rows.first + own + i * 2),
+                   make_float2(x[i] * scale.x, x[i + 1] * scale.x));
+        }
+        if (rows.valid1 && i * 2 < limit) {
+            __stcg((float2 *)(rows.second + own + i * 2),
+                   make_float2(x[i + 2] * scale.y, x[i + 3] * scale.y));
+        }
+    }
+}
+
+/* Over a quad: afterwards lane q holds word q of lanes 0 to 3. */
+RA_PTX void quad_transpose(uint32_t (&v)[4], int lane)
+{
+    uint32_t a = lane & 1 ? v[0] : v[1], b = lane & 1 ? v[2] : v[3];
+    a = __shfl_xor_sync(~0u, a, 1);
+    b = __shfl_xor_sync(~0u, b, 1);
+    (lane & 1 ? v[0] : v[1]) = a;
+    (lane & 1 ? v[2] : v[3]) = b;
+    a = lane & 2 ? v[0] : v[2];
+    b = lane & 2 ? v[1] : v[3];
+    a = __shfl_xor_sync(~0u, a, 2);
+    b = __shfl_xor_sync(~0u, b, 2);
+    (lane & 2 ? v[0] : v[2]) = a;
+    (lane & 2 ? v[1] : v[3]) = b;
+}
+
+/* x * scale rounded to E; the quad trades words so that every lane writes 16 bytes. */
+template <typename E, int N>
+RA_PTX void store_rows_as(const float (&x)[N], row_pair<E> rows, float2 scale, int limit, int lane)
+{
+    const int own = (lane & 3) * 8;
+#pragma unroll
+    for (int i = 0; i < N; i += 16) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float f = r ? scale.y : scale.x;
+            uint32_t v[4];
+#pragma unroll
+            for (int u = 0; u < 4; u++) {
+                v[u] = cvt_rn_x2<E>(x[i + 4 * u + 2 * r] * f, x[i + 4 * u + 2 * r + 1] * f);
+            }
+            quad_transpose(v, lane);
+            if ((r ? rows.valid1 : rows.valid0) && i * 2 < limit) {
+                *(uint4 *)((r ? rows.second : rows.first) + own + i * 2) =
+                    make_uint4(v[0], v[1], v[2], v[3]);
+            }
+        }
+    }
+}
+
+#endif

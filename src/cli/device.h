@@ -1,0 +1,29 @@
+/*
+ * Where the ranks of the command line compute: opens backends and transports, and brings tensors
+ * to the backend's memory and back. A build without CUDA knows the CPU only. Must not know what is
+ * computed.
+ */
+#ifndef RA_CLI_DEVICE_H
+#define RA_CLI_DEVICE_H
+
+#include "base/status.h"
+
+typedef enum ra_device { RA_DEVICE_CPU, RA_DEVICE_CUDA } ra_device;
+
+/* "cpu", "cuda" or "auto": CUDA if this build and this machine have it. */
+ra_status ra_device_parse(const char *text, ra_device *out);
+
+/* threads and cpu_level are those of ra_backend_open_cpu; ranks take CUDA devices in turn. */
+ra_status ra_device_backend(ra_device device, int rank, int threads, const char *cpu_level,
+                            ra_backend **out);
+ra_status ra_device_comms(ra_device device, int ranks, ra_comm **out_by_rank);
+
+/* *out = a contiguous host tensor in the device's memory: on the CPU itself, else a copy. */
+ra_status ra_device_put(ra_device device, int rank, const ra_tensor *host, ra_tensor *out);
+/* Waits, and copies what `put` made back to the host tensor. */
+ra_status ra_device_get(ra_device device, const ra_tensor *from, const ra_tensor *host);
+void ra_device_drop(ra_device device, const ra_tensor *t);
+/* Until all that was called is done. */
+ra_status ra_device_wait(ra_device device);
+
+#endif

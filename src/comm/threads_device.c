@@ -1,0 +1,104 @@
+/*
+ * Thread ranks whose tensors are in the memory of one or several CUDA devices: the copier of
+ * comm/threads.c with a stream for each receiver. A sender's rows are there and a receiver's place
+ * is free when an exchange begins (marks see to that), so the copies wait for nothing. Must not
+ * know what the bytes mean.
+ */
+#include "backend/cuda/check.h"
+#include "base/alloc.h"
+#include "comm/threads.h"
+#include "ringattn_cuda.h"
+
+/* The largest pitch of a two-dimensional copy. */
+static const size_t pitch_max = INT32_MAX;
+
+/* A receiver's stream, on the device of its memory; opened by its first copy. */
+typedef struct receiver {
+    bool open;
+    int device;
+    cudaStream_t stream;
+} receiver;
+
+typedef struct receivers {
+    int size;
+    receiver *receiver; /* [size] */
+} receivers;
+
+static ra_status open_receiver(receiver *r, const void *memory)
+{
+    struct cudaPointerAttributes attributes;
+    RA_CUDA_TRY(cudaPointerGetAttributes(&attributes, memory));
+    if (attributes.type == cudaMemoryTypeDevice) {
+        RA_CUDA_TRY(cudaSetDevice(attributes.device));
+    }
+    RA_CUDA_TRY(cudaGetDevice(&r->device));
+    RA_CUDA_TRY(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking));
+    r->open = true;
+    return RA_OK;
+}
+
+static ra_status copy_device(void *user, int rank, const ra_copy *copy)
+{
+    receiver *r = &((receivers *)user)->receiver[rank];
+    if (!r->open) {
+        RA_TRY(open_receiver(r, copy->to));
+    }
+    bool wide = copy->to_stride > pitch_max || copy->from_stride > pitch_max;
+    if (copy->rows > 1 && !wide && copy->width > 0) {
+        RA_CUDA_TRY(cudaMemcpy2DAsync(copy->to, copy->to_stride, copy->from, copy->from_stride,
+                                      copy->width, (size_t)copy->rows, cudaMemcpyDefault,
+                                      r->stream));
+        return RA_OK;
+    }
+    for (int64_t row = 0; row < copy->rows && copy->width > 0; row++) {
+        RA_CUDA_TRY(cudaMemcpyAsync((char *)copy->to + (size_t)row * copy->to_stride,
+                                    (const char *)copy->from + (size_t)row * copy->from_stride,
+                                    copy->width, cudaMemcpyDefault, r->stream));
+    }
+    return RA_OK;
+}
+
+static ra_status finish_device(void *user, int rank)
+{
+    const receiver *r = &((receivers *)user)->receiver[rank];
+    if (r->open) {
+        RA_CUDA_TRY(cudaStreamSynchronize(r->stream));
+    }
+    return RA_OK;
+}
+
+static void close_device(void *user)
+{
+    receivers *all = user;
+    for (int rank = 0; rank < all->size; rank++) {
+        if (all->receiver[rank].open) {
+            cudaSetDevice(all->receiver[rank].device);
+            cudaStreamDestroy(all->receiver[rank].stream);
+        }
+    }
+    ra_free(all->receiver);
+    ra_free(all);
+}
+
+ra_status ra_comm_open_threads_cuda(int size, ra_comm **out_by_rank)
+{
+    receivers *all = NULL;
+    RA_TRY(ra_comm_threads_check(size, out_by_rank));
+    if (ra_cuda_device_count() == 0) {
+        return RA_FAIL(RA_E_UNAVAILABLE, "no CUDA device or driver on this machine");
+    }
+    RA_TRY(RA_NEW(&all, 1));
+    ra_status status = RA_NEW(&all->receiver, size);
+    if (status) {
+        ra_free(all);
+        return status;
+    }
+    all->size = size;
+    const ra_copier copier = {
+        .user = all,
+        .copy = copy_device,
+        .finish = finish_device,
+        .close = close_device,
+    };
+    return ra_comm_open_threads_with(size, &copier, out_by_rank);
+}

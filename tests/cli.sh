@@ -1,0 +1,214 @@
+#!/bin/bash
+# The built program as a user meets it: exit statuses, messages, files. Usage: cli.sh BINARY GOLDEN
+# Every line of output is a failure, a skip or the sum at the end.
+set -u
+binary=$1
+golden=$2
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+passed=0
+failed=0
+
+ok() { passed=$((passed + 1)); }
+bad() {
+    failed=$((failed + 1))
+    echo "FAILED: $1"
+    tail -n 5 "$work/err" | sed 's/^/    /'
+}
+
+# holds WHAT COMMAND...: the command succeeds.
+holds() {
+    local what=$1
+    shift
+    if "$@"; then ok; else bad "$what"; fi
+}
+
+# expect STATUS WORD ARGUMENTS...: WORD must be in standard error (or output, where that is empty).
+expect() {
+    local status=$1 word=$2 got
+    shift 2
+    "$binary" "$@" >"$work/out" 2>"$work/err" </dev/null
+    got=$?
+    if [ "$got" != "$status" ]; then
+        bad "ringattn $*: exit $got, expected $status"
+    elif [ "$status" != 0 ] && [ "$status" != 1 ] && ! grep -q '^ringattn: ' "$work/err"; then
+        bad "ringattn $*: no message that begins with ringattn:"
+    elif ! grep -qF -- "$word" "$work/err" "$work/out"; then
+        bad "ringattn $*: no \"$word\" in the output"
+    else
+        ok
+    fi
+}
+
+# json FILTER: standard output of the last command is JSON, and the jq or Python expression holds.
+json() {
+    if command -v python3 >/dev/null; then
+        if python3 -c "import json, sys
+d = json.load(open(sys.argv[1]))
+assert $1, d" "$work/out" 2>"$work/err"; then ok; else bad "JSON: $1"; fi
+    else
+        echo "skipped: JSON: $1 (no python3)"
+    fi
+}
+
+causal=$golden/global_causal.safetensors
+sliding=$golden/sliding_packed.safetensors
+complete=$golden/global_with_image.safetensors # has every expected tensor
+for file in "$causal" "$sliding" "$complete"; do
+    [ -r "$file" ] || { echo "FAILED: $file is missing"; exit 1; }
+done
+
+# ---- help, version, use
+expect 0 'usage: ringattn COMMAND' --help
+expect 0 'ringattn 0.' --version
+for command in check run plan bench; do
+    expect 0 "usage: ringattn $command" $command --help
+done
+expect 2 'COMMAND: missing'
+expect 2 'no such command' chekc
+expect 2 'did you mean --ranks' check "$causal" --rnaks 2
+expect 2 'no such option' check "$causal" --frobnicate
+expect 2 '--ranks: 0' check "$causal" --ranks 0
+expect 2 '--cpu-level: z80' check "$causal" --cpu-level z80
+expect 2 'FILE: missing' check
+
+# ---- check: every layout, also more ranks than positions
+for layout in contiguous zigzag uneven uneven:5; do
+    for ranks in 1 3 150; do
+        expect 0 'pass' check "$causal" "$sliding" --ranks $ranks --layout $layout --threads 1
+    done
+done
+printf '[[[40, 44]], [], [[10, 30], [0, 10]]]' >"$work/runs.json"
+expect 0 "runs:$work/runs.json" check "$causal" --ranks 3 --layout "runs:$work/runs.json"
+printf '[[[0, 44]], [], [[40, 44]]]' >"$work/overlap.json"
+expect 2 'ringattn: ' check "$causal" --ranks 3 --layout "runs:$work/overlap.json"
+expect 2 'No such file' check "$causal" --ranks 3 --layout "runs:$work/none.json"
+sed -i 's/^/[/' "$work/overlap.json"
+expect 2 'overlap.json' check "$causal" --ranks 3 --layout "runs:$work/overlap.json"
+for option in --forward-only --keep-kv --no-overlap '--dtype=f16' '--dtype=bf16' --verbose \
+    '--cpu-level=portable' "--trace=$work/trace.json"; do
+    expect 0 'pass' check "$sliding" --ranks 2 "$option"
+done
+cp "$work/trace.json" "$work/out" 2>/dev/null
+json 'len(d["traceEvents"]) > 0'
+expect 0 '"pass": true' check "$causal" "$sliding" --ranks 3 --json
+json 'len(d) == 2 and all(c["pass"] and c["ranks"] == 3 and len(c["hops"]) == 3 for c in d)'
+json 'set(d[0]["errors"]) == {"out", "lse", "grad_query", "grad_key", "grad_value"}'
+json 'all(e["max_abs"] <= e["tolerance"] for c in d for e in c["errors"].values())'
+json 'len(d[0]["bytes_sent"]["forward"]) == 3 and sum(d[0]["bytes_sent"]["forward"]) > 0'
+
+# ---- check: a wrong expected value is seen, the other files are still checked
+cp "$complete" "$work/wrong.safetensors" && chmod u+w "$work/wrong.safetensors"
+header=$(od -An -tu8 -N8 "$complete" | tr -d ' ')
+# The data begin with an expected F32 tensor; 0x7f in an exponent byte is a value far too large.
+printf '\x7f' |
+    dd of="$work/wrong.safetensors" bs=1 seek=$((8 + header + 4003)) conv=notrunc status=none
+expect 1 'FAILED' check "$work/wrong.safetensors" "$sliding"
+holds 'the second file is still checked' grep -q '^  pass' "$work/out"
+expect 1 '"pass": false' check "$work/wrong.safetensors" --json
+
+# ---- run: round trip, dtypes, nothing left on failure
+expect 0 'forward and backward' run "$complete" -o "$work/results.safetensors" --ranks 3
+found=("$work"/results*)
+holds 'run: no temporary file is left' [ ${#found[@]} = 1 ]
+expect 0 '"backward": false' run "$complete" -o "$work/forward.safetensors" --forward-only --json
+expect 0 '' run "$complete" -o "$work/f32.safetensors" --out-dtype f32
+if command -v python3 >/dev/null; then
+    if python3 - "$complete" "$work/results.safetensors" "$work/f32.safetensors" 2>"$work/err" <<'END'
+import json, struct, sys
+
+def read(path):
+    data = open(path, "rb").read()
+    length = struct.unpack("<Q", data[:8])[0]
+    assert length % 8 == 0
+    return json.loads(data[8:8 + length])
+
+case, results, wide = map(read, sys.argv[1:])
+names = {"out", "lse", "grad_query", "grad_key", "grad_value", "__metadata__"}
+assert set(results) == names, results
+assert results["__metadata__"] == case["__metadata__"]
+for name in names - {"__metadata__"}:
+    assert results[name]["shape"] == case[name]["shape"], name
+    assert results[name]["dtype"] == ("F32" if name == "lse" else "BF16"), name
+    assert wide[name]["dtype"] == "F32", name
+END
+    then ok; else bad 'run: results'; fi
+else
+    echo 'skipped: contents of run -o (no python3)'
+fi
+before=$(ls -A "$work")
+expect 2 'cannot write' run "$complete" -o "$work/none/results"
+expect 2 'not a regular file' run "$complete" -o "$work"
+expect 2 'not a regular file' run "$complete" -o /dev/null
+expect 2 'no OUT' run "$complete"
+expect 2 'none.safetensors' run "$work/none.safetensors" -o "$work/never"
+(
+    trap '' XFSZ
+    ulimit -f 8
+    "$binary" run "$complete" -o "$work/never" >/dev/null 2>"$work/err"
+)
+holds 'run: a full disk, exit 2' [ $? = 2 ]
+holds 'run: failures leave no file' [ "$(ls -A "$work")" = "$before" ]
+
+# ---- plan
+expect 0 'imbalance' plan "$sliding" --ranks 4
+expect 0 'imbalance' plan --seq 1000000 --ranks 64 --window 1024
+expect 0 '' plan --seq 1000000 --ranks 64 --layout zigzag --json
+json 'len(d["rank"]) == 64 and d["pairs"] == 1000000 * 1000001 // 2 and d["imbalance"] < 1.01'
+json 'sum(n for r in d["rank"] for _, n in r["runs"]) == 1000000'
+json 'all(t["from"] != t["to"] for t in d["transfers"])'
+printf '300\n\n500\n' >"$work/lengths"
+expect 0 '' plan --seq 1000 --ranks 3 --docs "$work/lengths" --json
+json 'd["pairs"] == 300 * 301 // 2 + 500 * 501 // 2'
+expect 0 '' plan --seq 100 --ranks 2 --window 10 --vision within_window --images 40:20 --json
+expect 2 '--docs: document 2' plan --seq 100 --ranks 2 --docs 50,60
+expect 2 '--docs: ' plan --seq 100 --ranks 2 --docs "$work/none"
+expect 2 '--images: 90:20' plan --seq 100 --ranks 2 --window 5 --images 90:20
+expect 2 'ringattn: ' plan --seq 100 --ranks 2 --heads 8/3
+expect 2 'ringattn: ' plan --seq 100 --ranks 2 --head-dim 13
+
+# ---- hostile files
+hostile() { # NAME WORD: checks $work/NAME
+    expect 2 "$2" check "$work/$1"
+}
+: >"$work/empty" && hostile empty 'expected at least 8'
+printf '\xff\xff\xff\xff\xff\xff\xff\xff{}' >"$work/length" && hostile length 'header length'
+printf '\x09\0\0\0\0\0\0\0{}' >"$work/short" && hostile short 'header length'
+printf '\x02\0\0\0\0\0\0\0[]' >"$work/list" && hostile list 'JSON object'
+printf '\x02\0\0\0\0\0\0\0{}' >"$work/bare" && hostile bare 'query: tensor missing'
+printf '\x0c\0\0\0\0\0\0\0{"\\u001b[2J":1}' >"$work/escape"
+expect 2 'escape' check "$work/escape"
+holds 'no control character reaches the terminal' [ "$(grep -c $'\033' "$work/err")" = 0 ]
+sed '1s/"name":"global_causal"/"name":"\\u001b[3mglob"/' "$causal" >"$work/name"
+expect 0 '?[3mglob' check "$work/name"
+head -c 100000 "$causal" >"$work/cut" && hostile cut 'lie in'
+{ cat "$causal" && printf x; } >"$work/longer" && hostile longer 'cover'
+sed '1s/"causal":"true"/"causal":"tree"/;1s/"causal": "true"/"causal": "tree"/' "$causal" \
+    >"$work/tree" && hostile tree 'causal: tree'
+expect 2 'not a regular file' check "$work"
+expect 2 'not a regular file' check /dev/zero
+expect 2 'No such file' check "$work/none"
+mkfifo "$work/pipe" && expect 2 'not a regular file' check "$work/pipe"
+expect 2 '"error"' check "$work/empty" "$causal" --json
+json 'len(d) == 2 and not d[0]["pass"] and d[1]["pass"]'
+
+# ---- memory and output
+if { (ulimit -v 400000 && "$binary" --version) >/dev/null; } 2>/dev/null; then
+    (
+        ulimit -v 400000
+        "$binary" check "$causal" --ranks 1000 --threads 1 >/dev/null 2>"$work/err"
+    )
+    holds 'check: no memory for 1000 ranks, exit 3' [ $? = 3 ]
+else
+    echo 'skipped: memory limit (the binary needs more, as sanitizers do)'
+fi
+if [ -w /dev/full ]; then
+    "$binary" plan "$sliding" --ranks 2 >/dev/full 2>"$work/err"
+    holds 'plan >/dev/full, exit 2' [ $? = 2 ]
+    holds 'plan >/dev/full, message' grep -q 'standard output' "$work/err"
+else
+    echo 'skipped: full standard output (no /dev/full)'
+fi
+
+echo "cli: $passed passed, $failed failed"
+[ "$failed" = 0 ]

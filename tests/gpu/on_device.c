@@ -1,0 +1,171 @@
+/* See on_device.h; built with RA_TESTS_ON_DEVICE_ITSELF, so that its own calls are the real ones.
+ * RA_TEST_SIMPLE=1 opens backends without tuned kernels. */
+#include "on_device.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ringattn_cuda.h"
+#include "tensor/tensor.h"
+
+enum { KEPT_MAX = 64, ALIGNMENT = 256 };
+
+/* ---- backends */
+
+static pthread_mutex_t kept_lock = PTHREAD_MUTEX_INITIALIZER;
+static ra_backend *kept[KEPT_MAX];
+static int kept_count;
+
+ra_status device_backend_open(int threads, const char *level, ra_backend **out)
+{
+    (void)threads;
+    (void)level;
+    pthread_mutex_lock(&kept_lock);
+    ra_backend *backend = kept_count > 0 ? kept[--kept_count] : NULL;
+    pthread_mutex_unlock(&kept_lock);
+    if (backend) {
+        *out = backend;
+        return RA_OK;
+    }
+    const char *simple = getenv("RA_TEST_SIMPLE");
+    ra_cuda_options options = {.size = sizeof options, .simple_only = simple && *simple == '1'};
+    return ra_backend_open_cuda(0, &options, out);
+}
+
+void device_backend_close(ra_backend *backend)
+{
+    bool keep = false;
+    pthread_mutex_lock(&kept_lock);
+    if (backend && kept_count < KEPT_MAX) {
+        kept[kept_count++] = backend;
+        keep = true;
+    }
+    pthread_mutex_unlock(&kept_lock);
+    if (!keep) {
+        ra_backend_close(backend);
+    }
+}
+
+ra_status device_comms_open(int size, ra_comm **out_by_rank)
+{
+    return ra_comm_open_threads_cuda(size, out_by_rank);
+}
+
+/* ---- tensors */
+
+static size_t extent_bytes(const ra_tensor *t)
+{
+    int64_t elements = t->size[RA_CHAN];
+    for (int axis = 0; axis < RA_CHAN; axis++) {
+        elements += (t->size[axis] - 1) * t->stride[axis];
+    }
+    return t->data && ra_tensor_count(t) > 0 ? (size_t)elements * ra_dtype_bytes(t->dtype) : 0;
+}
+
+static size_t place_of(const device_copy *copy, int end)
+{
+    size_t at = 0;
+    for (int i = 0; i < end; i++) {
+        at += (copy->bytes[i] + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    }
+    return at;
+}
+
+ra_status device_copy_put(device_copy *copy, ra_tensor *const *tensors, int count)
+{
+    *copy = (device_copy){.count = count};
+    for (int i = 0; i < count; i++) {
+        copy->host[i] = tensors[i];
+        copy->host_data[i] = tensors[i]->data;
+        copy->bytes[i] = extent_bytes(tensors[i]);
+    }
+    RA_TRY(ra_cuda_alloc(0, place_of(copy, count) + ALIGNMENT, &copy->memory));
+    for (int i = 0; i < count; i++) {
+        if (copy->bytes[i] > 0) {
+            copy->data[i] = (char *)copy->memory + place_of(copy, i);
+            RA_TRY(ra_cuda_copy(copy->data[i], copy->host_data[i], copy->bytes[i], (ra_stream){0}));
+            tensors[i]->data = copy->data[i];
+        }
+    }
+    return RA_OK;
+}
+
+ra_status device_copy_get(device_copy *copy)
+{
+    ra_status status = RA_OK;
+    for (int i = 0; i < copy->count; i++) {
+        if (copy->bytes[i] > 0 && !status) {
+            status =
+                ra_cuda_copy(copy->host_data[i], copy->data[i], copy->bytes[i], (ra_stream){0});
+        }
+        copy->host[i]->data = copy->host_data[i];
+    }
+    ra_cuda_free(copy->memory);
+    return status;
+}
+
+/* ---- calls */
+
+static ra_status put_forward(const ra_forward_io *io, ra_forward_io *there, device_copy *copy)
+{
+    *there = *io;
+    ra_tensor *list[] = {&there->q,   &there->k,      &there->v,     &there->out,
+                         &there->lse, &there->kept_k, &there->kept_v};
+    return device_copy_put(copy, list, sizeof list / sizeof *list);
+}
+
+static ra_status put_backward(const ra_backward_io *io, ra_backward_io *there, device_copy *copy)
+{
+    *there = *io;
+    ra_tensor *list[] = {&there->q,   &there->k,      &there->v,      &there->out,
+                         &there->lse, &there->kept_k, &there->kept_v, &there->dout,
+                         &there->dq,  &there->dk,     &there->dv};
+    return device_copy_put(copy, list, sizeof list / sizeof *list);
+}
+
+/* The call's own failure comes first, its message kept. */
+static ra_status finish(device_copy *copy, ra_status status)
+{
+    char message[512];
+    strncpy(message, ra_last_error(), sizeof message - 1);
+    message[sizeof message - 1] = 0;
+    ra_status got = device_copy_get(copy);
+    return status ? RA_FAIL(status, "%s", message) : got;
+}
+
+ra_status device_forward(ra_ctx *ctx, const ra_plan *plan, const ra_forward_io *io,
+                         ra_stream stream)
+{
+    device_copy copy;
+    ra_forward_io there;
+    ra_status status = put_forward(io, &there, &copy);
+    return finish(&copy, status ? status : ra_attn_forward(ctx, plan, &there, stream));
+}
+
+ra_status device_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backward_io *io,
+                          ra_stream stream)
+{
+    device_copy copy;
+    ra_backward_io there;
+    ra_status status = put_backward(io, &there, &copy);
+    return finish(&copy, status ? status : ra_attn_backward(ctx, plan, &there, stream));
+}
+
+ra_status device_varlen_forward(ra_backend *backend, const ra_layer *layer, const ra_varlen *lens,
+                                const ra_forward_io *io)
+{
+    device_copy copy;
+    ra_forward_io there;
+    ra_status status = put_forward(io, &there, &copy);
+    return finish(&copy, status ? status : ra_varlen_forward(backend, layer, lens, &there));
+}
+
+ra_status device_varlen_backward(ra_backend *backend, const ra_layer *layer, const ra_varlen *lens,
+                                 const ra_backward_io *io)
+{
+    device_copy copy;
+    ra_backward_io there;
+    ra_status status = put_backward(io, &there, &copy);
+    return finish(&copy, status ? status : ra_varlen_backward(backend, layer, lens, &there));
+}

@@ -1,0 +1,163 @@
+#!/bin/bash
+# Builds the CUDA backend and checks it on this machine's GPU, from a bare copy of the tree: the
+# tests of the backend, the CPU's tests of the whole operation on the device, every golden case at
+# 1, 2, 4 and 7 ranks, and compute-sanitizer on a small part. Works offline; jansson (golden cases)
+# comes from the system or from .deps/ (tools/carry_deps.sh), else what needs it is skipped aloud.
+# Ends with "N passed, N failed, N skipped" and fails if anything failed.
+# usage: tools/gpu_check.sh [build|tests|golden|sanitizer|ptxas]...    default: all of them
+# environment: RA_GPU_SEEDS=N    random ring processes, each with other problems (8)
+#              RA_BUILD_DIR=DIR  where to build (build/gpu)
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 2
+
+build=${RA_BUILD_DIR:-build/gpu}
+seeds=${RA_GPU_SEEDS:-8}
+logs=$build/logs
+passed=0 failed=0 skipped=0
+export PATH=$PATH:/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer
+[ -d .deps/lib ] && export LD_LIBRARY_PATH=$PWD/.deps/lib:${LD_LIBRARY_PATH:-}
+
+result() { # result STATUS LABEL LOG
+    if [ "$1" -eq 0 ]; then
+        passed=$((passed + 1))
+        echo "ok    $2"
+    else
+        failed=$((failed + 1))
+        echo "FAIL  $2"
+        tail -n 15 "$3" | sed 's/^/      /'
+    fi
+}
+
+skip() {
+    skipped=$((skipped + 1))
+    echo "skip  $1"
+}
+
+# Jobs that run beside each other; what they said is reported in the order of their start.
+labels=() pids=()
+begin() { # begin LABEL COMMAND...
+    local label=$1
+    shift
+    labels+=("$label")
+    timeout 170 "$@" >"$logs/${label//[ \/]/_}.log" 2>&1 &
+    pids+=($!)
+}
+collect() {
+    local i status
+    for i in "${!pids[@]}"; do
+        wait "${pids[$i]}"
+        status=$?
+        result $status "${labels[$i]}" "$logs/${labels[$i]//[ \/]/_}.log"
+    done
+    labels=() pids=()
+}
+
+has_jansson() {
+    "${PKG_CONFIG:-pkg-config}" --exists jansson 2>/dev/null
+}
+
+# A pkg-config file for what .deps/ brings, as the packages' own ones name other places.
+describe_deps() {
+    local name
+    mkdir -p .deps/pkgconfig
+    for name in jansson cmocka; do
+        printf 'Name: %s\nDescription: carried\nVersion: 2.14\nCflags: -I%s\nLibs: -L%s -l%s\n' \
+            "$name" "$PWD/.deps/include" "$PWD/.deps/lib" "$name" >".deps/pkgconfig/$name.pc"
+    done
+    command -v pkg-config >/dev/null || export PKG_CONFIG=$PWD/.deps/bin/pkgconf
+    export PKG_CONFIG_PATH=$PWD/.deps/pkgconfig:${PKG_CONFIG_PATH:-}
+}
+
+step_build() {
+    local cli=OFF
+    has_jansson && cli=ON
+    if cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DRA_CUDA=ON -DRA_GPU_TESTS=ON \
+        -DRA_CLI=$cli >"$logs/build.log" 2>&1 &&
+        cmake --build "$build" -j "$(nproc)" >>"$logs/build.log" 2>&1; then
+        result 0 build "$logs/build.log"
+    else
+        grep -nE 'error|Error' "$logs/build.log" | head -n 20
+        result 1 build "$logs/build.log"
+        echo "$passed passed, $failed failed, $skipped skipped"
+        exit 1
+    fi
+}
+
+step_tests() {
+    local seed name
+    begin backend "$build/gpu_backend"
+    begin varlen "$build/gpu_varlen"
+    for name in mask data shape; do
+        begin "probes $name" "$build/gpu_probes_$name"
+    done
+    begin "ring properties" env RA_TEST_STEPS=2 "$build/gpu_prop_ring"
+    for seed in $(seq "$seeds"); do
+        begin "random ring, seed $seed" "$build/gpu_ring" --seed "$seed"
+    done
+    collect
+    begin "random ring, plain kernels" env RA_TEST_SIMPLE=1 "$build/gpu_ring" --seed 99
+    collect
+    grep -h '^kernels:' "$logs/backend.log" | sed 's/^/      /'
+}
+
+step_golden() {
+    local ranks file
+    if [ ! -x "$build/ringattn" ]; then
+        skip "golden cases: the command line needs jansson and pkg-config (tools/carry_deps.sh)"
+        return
+    fi
+    for file in tests/golden/*.safetensors; do
+        for ranks in 1 2 4 7; do
+            begin "golden $(basename "$file" .safetensors) on $ranks" \
+                "$build/ringattn" check --backend cuda --ranks "$ranks" "$file"
+        done
+        [ "${#pids[@]}" -ge "$(nproc)" ] && collect
+    done
+    collect
+    begin "golden, zigzag, kept K/V" "$build/ringattn" check --backend auto --ranks 4 \
+        --layout zigzag --keep-kv tests/golden/*packed*.safetensors
+    begin "golden, uneven" "$build/ringattn" check --backend cuda --ranks 3 --layout uneven:5 \
+        --no-overlap tests/golden/*vision*.safetensors
+    collect
+}
+
+step_sanitizer() {
+    local tool
+    if ! command -v compute-sanitizer >/dev/null; then
+        skip "compute-sanitizer: not installed"
+        return
+    fi
+    for tool in memcheck racecheck synccheck initcheck; do
+        begin "$tool" env RA_TEST_STEPS=12 RA_TEST_SANITIZED=1 compute-sanitizer --tool $tool \
+            --error-exitcode 9 "$build/gpu_backend"
+    done
+    begin "memcheck, ring" env RA_TEST_STEPS=8 RA_TEST_SANITIZED=1 compute-sanitizer \
+        --tool memcheck --error-exitcode 9 "$build/gpu_ring" --seed 3
+    collect
+}
+
+step_ptxas() {
+    if python3 tools/check_ptxas.py >"$logs/ptxas.log" 2>&1; then
+        result 0 "ptxas: $(tail -n 1 "$logs/ptxas.log")" "$logs/ptxas.log"
+    else
+        result 1 ptxas "$logs/ptxas.log"
+    fi
+}
+
+mkdir -p "$logs"
+[ -d .deps/lib ] && describe_deps
+if ! command -v nvcc >/dev/null; then
+    skip "everything: no nvcc on this machine"
+elif ! nvidia-smi >/dev/null 2>&1; then
+    skip "everything: no GPU on this machine"
+else
+    steps=("$@")
+    [ $# -gt 0 ] || steps=(build tests golden sanitizer ptxas)
+    for step in "${steps[@]}"; do
+        start=$SECONDS
+        "step_$step" || exit 2
+        echo "      $step took $((SECONDS - start)) s"
+    done
+fi
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]
