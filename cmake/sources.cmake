@@ -24,8 +24,6 @@ set(RA_LIBRARY_SOURCES
     src/backend/cpu/elementwise.c
     src/backend/cpu/fold.c
     src/backend/cpu/grad.c
-    src/backend/cpu/grad_keys.c
-    src/backend/cpu/grad_queries.c
     src/backend/cpu/level.c
     src/backend/cpu/team.c
     src/backend/cpu/tile.c

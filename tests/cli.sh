@@ -167,6 +167,38 @@ expect 2 '--images: 90:20' plan --seq 100 --ranks 2 --window 5 --images 90:20
 expect 2 'ringattn: ' plan --seq 100 --ranks 2 --heads 8/3
 expect 2 'ringattn: ' plan --seq 100 --ranks 2 --head-dim 13
 
+# ---- metadata of 64 bits: ids are told apart and types compared before they are narrowed
+if command -v python3 >/dev/null; then
+    python3 - "$work/wide" <<'END'
+import json, struct, sys
+
+heads = {"query": 1, "key": 1, "value": 1}
+header, body = {"__metadata__": {"scale": "1.0", "causal": "true", "sliding_window": "2",
+                                 "vision_rule": "over_window"}}, b""
+
+def add(name, dtype, shape, data):
+    global body
+    header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(data)]}
+    body += data
+
+for name in heads:
+    add(name, "F32", [1, 1, 8, 8], struct.pack("<64f", *[(i * 7 % 13) / 13 for i in range(64)]))
+far = 2**32 + 1
+add("packed_seq_ids", "I64", [1, 8], struct.pack("<8q", 1, 1, 1, far, far, far, far, -5))
+add("mm_token_type_ids", "I64", [1, 8], struct.pack("<8q", far, far, far, 0, 1, 2, 0, 0))
+add("padding_mask", "BOOL", [1, 8], bytes([0, 0, 0, 0, 0, 0, 1, 0]))
+text = json.dumps(header).encode()
+open(sys.argv[1], "wb").write(struct.pack("<Q", len(text)) + text + body)
+END
+    # By query: document 1 sees 1, 2, 2; the other 1, then the block of two 3 (window and block) and
+    # 2; padding and the id below 1 see nothing.
+    expect 0 '' plan "$work/wide" --ranks 2 --json
+    json 'd["pairs"] == 1 + 2 + 2 + 1 + 3 + 2'
+    expect 0 'pass' check "$work/wide" --ranks 3
+else
+    echo 'skipped: 64-bit metadata (no python3)'
+fi
+
 # ---- hostile files
 hostile() { # NAME WORD: checks $work/NAME
     expect 2 "$2" check "$work/$1"

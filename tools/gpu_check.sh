@@ -114,7 +114,7 @@ step_golden() {
         [ "${#pids[@]}" -ge "$(nproc)" ] && collect
     done
     collect
-    begin "golden, zigzag, kept K/V" "$build/ringattn" check --backend auto --ranks 4 \
+    begin "golden, zigzag, kept K/V" "$build/ringattn" check --backend cuda --ranks 4 \
         --layout zigzag --keep-kv tests/golden/*packed*.safetensors
     begin "golden, uneven" "$build/ringattn" check --backend cuda --ranks 3 --layout uneven:5 \
         --no-overlap tests/golden/*vision*.safetensors

@@ -51,9 +51,10 @@ check "header, gcc C17" gcc check_header gcc c c17
 check "header, clang C17" clang check_header clang c c17
 check "header, gcc C++17" g++ check_header g++ c++ c++17
 check "header, clang C++17" clang++ check_header clang++ c++ c++17
-check cpp# cppcheck does not know that a subscript of a GNU vector can be assigned to.
-check cppcheck cppcheck --quiet --enable=warning,performance,portability --std=c11 \
-    --suppress=uninitvar:src/backend/cpu/kernels.inc --error-exitcode=1 -j "$(nproc)" -D_GNU_SOURCE -Iinclude -Isrc src
+# cppcheck does not know that a subscript of a GNU vector can be assigned to.
+check cppcheck cppcheck cppcheck --quiet --enable=warning,performance,portability --std=c11 \
+    --suppress=uninitvar:src/backend/cpu/kernels.inc --error-exitcode=1 -j "$(nproc)" \
+    -D_GNU_SOURCE -Iinclude -Isrc src
 check clang-tidy clang-tidy tidy
 check shellcheck shellcheck shellcheck "${shell_files[@]}"
 check "manual pages" mandoc mandoc -Tlint -W warning "${man_files[@]}"

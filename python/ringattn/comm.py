@@ -1,9 +1,9 @@
 """A torch.distributed group as the library's transport: its five callbacks, in Python.
 
-The ring gets a process group of its own, so that its messages never meet the program's. Callbacks
-run on the library's communication thread, which holds the interpreter lock only while one runs. No
-exception leaves a callback: it is kept in `failure` and the library gets RA_E_COMM. Must not know
-what the bytes mean.
+The ring gets a gloo group of its own, made over the store of the program's group, so that its
+messages never meet the program's, whatever backend that has. Callbacks run on the library's
+communication thread, which holds the interpreter lock only while one runs. No exception leaves a
+callback: it is kept in `failure` and the library gets RA_E_COMM. Must not know what the bytes mean.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ctypes
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -22,13 +23,24 @@ import torch.distributed as dist
 from ringattn import _c
 from ringattn.errors import CommError
 
-_ABORT_KEY = "ringattn/abort"
+_ABORT_KEY = "abort"
 _POLL_SECONDS = 0.1
 _NAME_MAX = 400
 
 
 class TransportError(Exception):
     """Why a callback failed."""
+
+
+_opened: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def _own_store(parent: Any) -> dist.Store:
+    """A part of the parent's store for one context. torch.distributed.new_group would name its group
+    by a count of groups that only agrees if every process of the program takes part."""
+    count = _opened.get(parent, 0)
+    _opened[parent] = count + 1
+    return dist.PrefixStore(f"ringattn/{count}", parent.get_group_store())
 
 
 class _Waiter:
@@ -65,16 +77,10 @@ class _Waiter:
 class _GroupTransport:
     """Callbacks over one process group."""
 
-    def __init__(self, parent: dist.ProcessGroup, backend: str, timeout: timedelta) -> None:
-        self.group: Any = dist.new_group(
-            dist.get_process_group_ranks(parent),
-            timeout=timeout,
-            backend=backend,
-            use_local_synchronization=True,
-            group_desc="ringattn",
-        )
+    def __init__(self, parent: dist.ProcessGroup, timeout: timedelta) -> None:
         self.rank, self.size = dist.get_rank(parent), dist.get_world_size(parent)
-        self.store = self.group.get_group_store()
+        self.store: Any = _own_store(parent)
+        self.group: Any = dist.ProcessGroupGloo(self.store, self.rank, self.size, timeout)
         self.failure: BaseException | None = None
         self.why: str | None = None
         self.waiter = _Waiter()
@@ -142,9 +148,9 @@ class _GroupTransport:
             flat = self._buffer(xfer.peer, xfer.send, xfer.bytes)
             if xfer.send:
                 _c.lib.ra_xfer_pack(ctypes.byref(xfer), flat.data_ptr())
-                works.append(dist.isend(flat, group=self.group, group_dst=xfer.peer))
+                works.append(self.group.send([flat], xfer.peer, 0))
             else:
-                works.append(dist.irecv(flat, group=self.group, group_src=xfer.peer))
+                works.append(self.group.recv([flat], xfer.peer, 0))
                 landed.append((xfer, flat))
         if works:
             self._wait(works, timeout_ms)
@@ -154,10 +160,7 @@ class _GroupTransport:
     def gather_tensor(self, mine: torch.Tensor, timeout_ms: int) -> torch.Tensor:
         """[size, *mine.shape]: every rank's tensor."""
         everyone = torch.empty((self.size, *mine.shape), dtype=mine.dtype)
-        self._wait(
-            [dist.all_gather(list(everyone.unbind(0)), mine, group=self.group, async_op=True)],
-            timeout_ms,
-        )
+        self._wait([self.group.allgather([list(everyone.unbind(0))], [mine])], timeout_ms)
         return everyone
 
     def _gather(self, mine: int, count: int, everyone: int, timeout_ms: int) -> None:
@@ -181,11 +184,7 @@ class _GroupTransport:
 
     def _close(self, _user: Any) -> None:
         self.waiter.stop()
-        group, self.group, self.store = self.group, None, None
-        try:
-            dist.destroy_process_group(group)
-        except Exception:
-            pass  # The program has already destroyed every group.
+        self.group = self.store = None
 
 
 class Comm:
@@ -233,16 +232,6 @@ class Comm:
         _c.lib.ra_comm_close(handle)
 
 
-def host_backend(group: dist.ProcessGroup) -> str:
-    """The backend that carries host memory in a group, or gloo where there is none."""
-    devices = dist.get_backend_config(group)
-    for part in str(devices).split(","):
-        device, _, name = part.partition(":")
-        if device == "cpu" and name and name != "nccl":
-            return name
-    return "gloo"
-
-
 def open_single() -> Comm:
     """One rank, no messages."""
     handle = ctypes.c_void_p()
@@ -252,7 +241,7 @@ def open_single() -> Comm:
 
 def open_group(group: dist.ProcessGroup, timeout_ms: int) -> Comm:
     """Collective over the group."""
-    transport = _GroupTransport(group, host_backend(group), timedelta(milliseconds=timeout_ms))
+    transport = _GroupTransport(group, timedelta(milliseconds=timeout_ms))
     handle = ctypes.c_void_p()
     _c.check(
         _c.lib.ra_comm_open_custom(

@@ -32,7 +32,7 @@ from ringattn.metadata import (
     host_token_types,
     wide_ids,
 )
-from ringattn.shards import Layout, Runs, run_array, shard_runs
+from ringattn.shards import Layout, Runs, run_array, shard_runs, unshard
 
 logger = logging.getLogger("ringattn")
 TIMEOUT_MS = 30_000
@@ -111,6 +111,8 @@ class Step:
         self.rows, self.seq_local = rows, seq_local
         self.runs = list(runs)
         self.layers = context.layers
+        self.device_type = context.device.type
+        self.padded = False
         number = next(_numbers)
         _live[number] = core
         memory = _HandleMemory(number)
@@ -221,6 +223,19 @@ class Context:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def gather_rows(
+        self, part: torch.Tensor, layout: Layout | Sequence[Runs] = "contiguous"
+    ) -> torch.Tensor:
+        """The whole rows of a small host tensor [rows, seq_local] from all ranks' parts. Collective;
+        no gradient."""
+        comm, rows = self._core.comm, part.shape[0]
+        lengths = comm.gather(torch.tensor([part.shape[1]]), self.timeout_ms).flatten().tolist()
+        mine = torch.zeros(rows, max(lengths), dtype=part.dtype)
+        mine[:, : part.shape[1]] = part
+        everyone = comm.gather(mine, self.timeout_ms)
+        parts = [said[:, :length] for said, length in zip(everyone, lengths)]
+        return unshard(parts, layout)
 
     def step(
         self,

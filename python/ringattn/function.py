@@ -20,6 +20,8 @@ from ringattn.view import backward_io, forward_io
 
 
 def _check_device(core: StepCore, tensor: torch.Tensor, name: str) -> None:
+    if core.core.closed:
+        raise RuntimeError("context: closed")
     backend = core.core.backend
     if tensor.device.type != backend.device.type:
         raise ShapeError(
@@ -42,7 +44,8 @@ def _forward(
         io = forward_io((("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse)))
     except Exception as error:
         # The library never sees this call, so nobody else would tell the other ranks.
-        comm.abort(str(error))
+        if not core.core.closed:
+            comm.abort(str(error))
         raise
     stream = core.core.backend.stream()
     status = _c.lib.ra_attn_forward(core.core.ctx, core.plans[index], io, stream)
@@ -61,6 +64,8 @@ def _backward(
     core: StepCore,
     index: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if core.core.closed:
+        raise RuntimeError("context: closed")
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
@@ -171,7 +176,7 @@ def attention_with_lse(
     """out and lse [rows, q_heads, seq_local] (f32, natural log, -inf where no key is allowed, no
     gradient)."""
     index = _index_of(step, layer)
-    if torch.is_autocast_enabled(q.device.type):
+    if torch.is_autocast_enabled(step.device_type):
         dtype = step.layers[index].dtype
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     q = q if q.stride(-1) == 1 else q.contiguous()

@@ -97,7 +97,8 @@ def shift_labels(
     target = torch.full_like(labels, ignore_index)
     target[:, :-1] = labels[:, 1:]
     if packed_seq_ids is not None:
-        ends = packed_seq_ids[:, :-1] != packed_seq_ids[:, 1:]
+        following = packed_seq_ids[:, 1:]
+        ends = (packed_seq_ids[:, :-1] != following) | (following <= 0)
         target[:, :-1].masked_fill_(ends, ignore_index)
     return target
 

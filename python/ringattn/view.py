@@ -37,9 +37,7 @@ def words(tensor: torch.Tensor, name: str) -> tuple[int, ...]:
             "RA_E_SHAPE",
             f"{name}: dtype {tensor.dtype}, expected float32, bfloat16 or float16",
         )
-    # The library wants an aligned address also where there is nothing to read.
-    address = tensor.data_ptr() or 64
-    return (address, code, *tensor.shape, *tensor.stride())
+    return (tensor.data_ptr(), code, *tensor.shape, *tensor.stride())
 
 
 def view(tensor: torch.Tensor, name: str = "tensor") -> _c.Tensor:

@@ -84,32 +84,52 @@ def attend(case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tor
     group = case.q_heads // case.kv_heads
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = (q @ k.transpose(-1, -2) * case.scale).masked_fill(~allowed, float("-inf"))
-    if scores.dtype != torch.float64:
-        scores = scores.float()
     top = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
     weights = (scores - top.detach()).exp()
     total = weights.sum(-1, keepdim=True)
-    return (weights / total.masked_fill(total == 0, 1)).to(q.dtype) @ v
+    return weights / total.masked_fill(total == 0, 1) @ v
 
 
-def results(case: Case, dtype: torch.dtype) -> list[torch.Tensor]:
-    """out, dq, dk, dv computed in dtype."""
-    q, k, v, dout = (t.to(dtype) for t in case.inputs())
+def truth(case: Case) -> list[torch.Tensor]:
+    """out, dq, dk, dv in float64, the gradients by autograd."""
+    q, k, v, dout = (t.double() for t in case.inputs())
     leaves = [t.requires_grad_() for t in (q, k, v)]
     out = attend(case, *leaves)
     return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
 
 
-def assert_close(name: str, ours: torch.Tensor, plain: torch.Tensor, truth: torch.Tensor) -> None:
+def plain(case: Case) -> list[torch.Tensor]:
+    """out, dq, dk, dv of an ordinary computation: inputs of the case's dtype, sums in float32, P and
+    dS rounded to the dtype, the backward from out and lse."""
+    dtype, group = case.dtype, case.q_heads // case.kv_heads
+    q, k, v, dout = (t.float() for t in case.inputs())
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    allowed = mask(case)[:, None]
+    scores = (q @ k.transpose(-1, -2) * case.scale).masked_fill(~allowed, float("-inf"))
+    lse = scores.logsumexp(-1, keepdim=True)
+    weights = (scores - lse.masked_fill(lse == float("-inf"), 0)).exp()
+    rounded = weights.to(dtype).float()
+    out = (rounded @ v).to(dtype)
+    delta = (out.float() * dout).sum(-1, keepdim=True)
+    ds = (weights * (dout @ v.transpose(-1, -2) - delta) * case.scale).to(dtype).float()
+
+    def by_kv_head(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.unflatten(1, (case.kv_heads, group)).sum(2).to(dtype)
+
+    dk, dv = ds.transpose(-1, -2) @ q, rounded.transpose(-1, -2) @ dout
+    return [out, (ds @ k).to(dtype), by_kv_head(dk), by_kv_head(dv)]
+
+
+def assert_close(name: str, ours: torch.Tensor, usual: torch.Tensor, exact: torch.Tensor) -> None:
     """The tolerance rule: twice the error of the plain computation, and two roundings."""
     u = UNIT[ours.dtype]
     assert ours.isfinite().all(), name
-    if truth.numel() == 0:
+    if exact.numel() == 0:
         return
-    error = (ours.double() - truth).abs()
-    plain_error = (plain.double() - truth).abs()
-    allowed = 2 * plain_error.max() + 2 * u * truth.abs().max()
+    error = (ours.double() - exact).abs()
+    usual_error = (usual.double() - exact).abs()
+    allowed = 2 * usual_error.max() + 2 * u * exact.abs().max()
     assert error.max() <= allowed, f"{name}: error {error.max():.3e}, allowed {allowed:.3e}"
-    rms, plain_rms = error.square().mean().sqrt(), plain_error.square().mean().sqrt()
-    allowed = 1.5 * plain_rms + 0.5 * u * truth.square().mean().sqrt()
+    rms, usual_rms = error.square().mean().sqrt(), usual_error.square().mean().sqrt()
+    allowed = 1.5 * usual_rms + 0.5 * u * exact.square().mean().sqrt()
     assert rms <= allowed, f"{name}: rms error {rms:.3e}, allowed {allowed:.3e}"

@@ -31,15 +31,13 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=RANKS)
-    groups: dict[int, Any] = {}
+    groups = {size: dist.new_group(list(range(size))) for size in range(1, RANKS + 1)}
     while True:
         job = pipe.recv()
         if job is None:
             break
         size, function, arguments = job
         try:
-            if size not in groups:
-                groups[size] = dist.new_group(list(range(size)), use_local_synchronization=True)
             torch.manual_seed(0)
             pipe.send((True, function(rank, size, groups[size], *arguments)))
         except BaseException:

@@ -117,7 +117,9 @@ static ra_status place_all(const ra_shards *shards, int64_t rows, const int64_t 
         qsort(by_memory, (size_t)shards->run_count, sizeof *by_memory, compare_memory);
     }
     for (int rank = 0; !status && rank < shards->rank_count; rank++) {
-        const ra_token_run *next = runs, *end = runs + run_counts[rank];
+        /* A step without tokens has no list at all, and NULL + 0 is not defined. */
+        const ra_token_run *next = runs;
+        const ra_token_run *end = run_counts[rank] > 0 ? runs + run_counts[rank] : runs;
         for (int64_t row = 0; !status && row < rows; row++) {
             status = place_row(by_memory + owned_first, shards->length[rank], row, &next, end,
                                placed, placed_count, &capacity);

@@ -56,8 +56,7 @@ static bool extent_fits(const ra_tensor *t)
     int64_t extent = 0, step;
     for (int axis = 0; axis < RA_NDIM; axis++) {
         if (__builtin_mul_overflow(t->size[axis] - 1, t->stride[axis], &step) ||
-            step == INT64_MIN ||
-            __builtin_add_overflow(extent, step < 0 ? -step : step, &extent)) {
+            step == INT64_MIN || __builtin_add_overflow(extent, step < 0 ? -step : step, &extent)) {
             return false;
         }
     }

@@ -127,7 +127,9 @@ static void close_cpu(void *self)
     ra_cpu *cpu = self;
     ra_team_close(cpu->team);
     pthread_mutex_destroy(&cpu->busy);
-    ra_free(cpu->tile_first);
+    ra_free(cpu->progress);
+    ra_free(cpu->tiles[0].first);
+    ra_free(cpu->tiles[1].first);
     ra_free(cpu->scratch);
     ra_free(cpu);
 }

@@ -8,6 +8,12 @@
 #include "backend/cpu/level.h"
 #include "backend/cpu/team.h"
 
+/* Memory of a tiling. */
+typedef struct ra_tile_counts {
+    int64_t *first;
+    int64_t capacity;
+} ra_tile_counts;
+
 typedef struct ra_cpu {
     const ra_level *level;
     ra_team *team;
@@ -15,8 +21,9 @@ typedef struct ra_cpu {
     /* Kept from call to call, grown at need, before anything is computed. */
     char *scratch; /* team size parts of scratch_part bytes */
     int64_t scratch_bytes, scratch_part;
-    int64_t *tile_first; /* see ra_tiling */
-    int64_t tile_first_capacity;
+    ra_tile_counts tiles[2];
+    atomic_llong *progress; /* of the items of a grad */
+    int64_t progress_capacity;
 } ra_cpu;
 
 /* Makes every worker's scratch at least `part` bytes; its content is undefined. */

@@ -105,14 +105,6 @@ static void load_rows(const fold_tile *tile)
     }
 }
 
-/* The maximum of a row soon stands, so this seldom has anything to do. */
-static void scale_row(float *row, int64_t chan, float factor)
-{
-    for (int64_t c = 0; c < chan && factor != 1; c++) {
-        row[c] *= factor;
-    }
-}
-
 /* Queries [first, first + count) of one head against the packed columns [base, ...) of the key tile
  * [begin, end). */
 static void fold_block(const fold_tile *tile, int64_t head, int64_t first, int64_t count,
@@ -147,7 +139,9 @@ static void fold_block(const fold_tile *tile, int64_t head, int64_t first, int64
             ra_tile_columns(begin + column, end, tile->reach[first + i], tile->reach[first + i]);
         float keep = level->softmax(tile->score + i * SCORE_ROW, width, keys.begin, keys.end,
                                     run->job->scale, &tile->state[row + i]);
-        scale_row(tile->o + (row + i) * run->tile_row, run->chan, keep);
+        if (keep != 1) { /* seldom: the maximum of a row soon stands */
+            level->scale(tile->o + (row + i) * run->tile_row, run->chan, keep);
+        }
     }
     ra_product values = {
         .mode = RA_PRODUCT_ADD,
@@ -279,7 +273,8 @@ ra_status ra_cpu_fold(ra_cpu *cpu, const ra_fold_job *job)
     run.k_stride = run.chan * level->nr + RA_TILE_GAP;
     run.v_stride = RA_KEY_TILE * level->nr + RA_TILE_GAP;
     int64_t q_heads = job->q.size[RA_HEAD];
-    RA_TRY(ra_query_items_build(cpu, job->cover, q_heads, kv_heads(job->k, q_heads), &run.items));
+    RA_TRY(ra_query_items_build(cpu, job->cover, q_heads, kv_heads(job->k, q_heads), run.chan,
+                                &run.items));
     run.at = plan_scratch(&run);
     RA_TRY(ra_cpu_scratch_reserve(cpu, run.at.bytes));
     ra_team_run(cpu->team, run.items.count, fold_item, &run);

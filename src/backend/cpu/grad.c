@@ -1,31 +1,337 @@
-/* Backward: both passes in turn. Must not know instruction sets. */
-#include "backend/cpu/grad.h"
-
+/*
+ * Backward by key tiles. A key tile is packed once, then every query that sees it passes by, block
+ * by block, head by head of the group: dv += p^T dout, dk += ds^T q, dq += ds k. Must not know
+ * instruction sets.
+ *
+ * The scores are computed once, so dq rows are shared by the items of all key tiles that they see.
+ * Each item adds its part to a block of dq after the item of the key tile before it has: the order
+ * of the sum is the order of the keys, for any team. Items go through their queries from the last
+ * to the first. So under any mask those that run at the same time come to a block in the order of
+ * their keys, one block apart, and hardly wait.
+ */
 #include <math.h>
 #include <string.h>
 
+#include "backend/cpu/tile.h"
+#include "base/alloc.h"
 #include "base/mathx.h"
 
-void ra_grad_load(const ra_grad_run *run, const ra_tensor *t, const ra_piece *piece, int64_t head,
-                  int64_t pos, int64_t count, int64_t row_end, float *tile)
+enum {
+    KEYS = RA_KEY_TILE,
+    QUERIES = 48, /* of a block: half as many cost 5 %, twice as many gain nothing */
+    SCORE_ROW = KEYS + RA_TILE_GAP,
+};
+
+/* Byte offsets in a worker's scratch. */
+typedef struct layout {
+    int64_t reach;                        /* ra_range [QUERIES] */
+    int64_t q, dout, dq;                  /* tiles [QUERIES, chan] */
+    int64_t q_rows, dout_rows;            /* the first two as panels */
+    int64_t score, dp;                    /* tiles [QUERIES, KEYS] */
+    int64_t k_columns, v_columns, k_rows; /* panels of K and V transposed, and of K */
+    int64_t dk, dv;                       /* tiles [KEYS, chan] */
+    int64_t bytes;
+} layout;
+
+typedef struct grad_run {
+    ra_cpu *cpu;
+    const ra_grad_job *job;
+    int64_t group, kv_heads;   /* query heads of a kv head */
+    int64_t chan, chan_padded; /* to nr */
+    int64_t tile_row;          /* floats of a row of a tile of channels */
+    int64_t columns_stride, q_stride, k_stride;
+    ra_tiling keys, queries;
+    layout at;
+} grad_run;
+
+/* One worker at one item. */
+typedef struct key_tile {
+    const grad_run *run;
+    ra_piece_tile at;
+    int64_t kv_head;
+    const atomic_llong *before; /* progress of the key tile before, if they share queries */
+    atomic_llong *progress;     /* dq of all blocks of lower number is done */
+    ra_range *reach;
+    float *q, *dout, *dq, *q_rows, *dout_rows, *score, *dp, *k_columns, *v_columns, *k_rows;
+    float *dk, *dv;
+} key_tile;
+
+/* A block of queries of one head. */
+typedef struct query_block {
+    const ra_piece *piece;
+    int64_t head, pos, count;
+    int64_t number; /* ascending in the order in which items come to it */
+} query_block;
+
+static layout plan_scratch(const grad_run *run)
 {
-    ra_rows rows = ra_tile_rows(t, piece, head, pos, count);
-    run->cpu->level->load(&rows, row_end, tile, run->tile_row);
-    for (int64_t i = 0; i < count; i++) {
-        if (*ra_tile_value(&run->job->lse, piece, head, pos + i) == -INFINITY) {
-            memset(tile + i * run->tile_row, 0, (size_t)run->chan * sizeof *tile);
+    int64_t nr = run->cpu->level->nr, chans = QUERIES * run->tile_row;
+    int64_t columns = KEYS / nr * run->columns_stride, panels = run->chan_padded / nr;
+    /* A product writes whole blocks of mr rows, so the last one may overhang. */
+    int64_t gradient = (KEYS + RA_TILE_GAP) * run->tile_row;
+    layout at = {0};
+    at.reach = ra_layout_add(&at.bytes, QUERIES, sizeof(ra_range));
+    at.q = ra_layout_add(&at.bytes, chans, sizeof(float));
+    at.dout = ra_layout_add(&at.bytes, chans, sizeof(float));
+    at.dq = ra_layout_add(&at.bytes, chans, sizeof(float));
+    at.q_rows = ra_layout_add(&at.bytes, panels * run->q_stride, sizeof(float));
+    at.dout_rows = ra_layout_add(&at.bytes, panels * run->q_stride, sizeof(float));
+    at.score = ra_layout_add(&at.bytes, QUERIES * SCORE_ROW, sizeof(float));
+    at.dp = ra_layout_add(&at.bytes, QUERIES * SCORE_ROW, sizeof(float));
+    at.k_columns = ra_layout_add(&at.bytes, columns, sizeof(float));
+    at.v_columns = ra_layout_add(&at.bytes, columns, sizeof(float));
+    at.k_rows = ra_layout_add(&at.bytes, panels * run->k_stride, sizeof(float));
+    at.dk = ra_layout_add(&at.bytes, gradient, sizeof(float));
+    at.dv = ra_layout_add(&at.bytes, gradient, sizeof(float));
+    return at;
+}
+
+/* By their pieces: may tile `tile - 1` and this one have a query in common? */
+static bool follows(const ra_tiling *keys, int64_t tile)
+{
+    if (tile == 0) {
+        return false;
+    }
+    const ra_piece *before = ra_tiling_at(keys, tile - 1).piece;
+    const ra_piece *piece = ra_tiling_at(keys, tile).piece;
+    return before->last > piece->first;
+}
+
+static key_tile open_tile(const grad_run *run, int64_t item, int worker)
+{
+    char *scratch = ra_cpu_scratch(run->cpu, worker);
+    int64_t tile = item % run->keys.tiles;
+    return (key_tile){
+        .run = run,
+        .at = ra_tiling_at(&run->keys, tile),
+        .kv_head = item / run->keys.tiles,
+        .before = follows(&run->keys, tile) ? &run->cpu->progress[item - 1] : NULL,
+        .progress = &run->cpu->progress[item],
+        .reach = (void *)(scratch + run->at.reach),
+        .q = (void *)(scratch + run->at.q),
+        .dout = (void *)(scratch + run->at.dout),
+        .dq = (void *)(scratch + run->at.dq),
+        .q_rows = (void *)(scratch + run->at.q_rows),
+        .dout_rows = (void *)(scratch + run->at.dout_rows),
+        .score = (void *)(scratch + run->at.score),
+        .dp = (void *)(scratch + run->at.dp),
+        .k_columns = (void *)(scratch + run->at.k_columns),
+        .v_columns = (void *)(scratch + run->at.v_columns),
+        .k_rows = (void *)(scratch + run->at.k_rows),
+        .dk = (void *)(scratch + run->at.dk),
+        .dv = (void *)(scratch + run->at.dv),
+    };
+}
+
+/* Rows that attend nothing (lse -inf) become zero: what they hold must not reach a product. */
+static void load_rows(const key_tile *tile, const query_block *block)
+{
+    const grad_run *run = tile->run;
+    const ra_level *level = run->cpu->level;
+    const ra_tensor *tensors[] = {&run->job->q, &run->job->dout};
+    float *tiles[] = {tile->q, tile->dout}, *panels[] = {tile->q_rows, tile->dout_rows};
+    for (int t = 0; t < 2; t++) {
+        ra_rows rows =
+            ra_tile_rows(tensors[t], block->piece, block->head, block->pos, block->count);
+        level->load(&rows, ra_round_up(block->count, level->mr), tiles[t], run->tile_row);
+        for (int64_t i = 0; i < block->count; i++) {
+            float *row = tiles[t] + i * run->tile_row;
+            if (*ra_tile_value(&run->job->lse, block->piece, block->head, block->pos + i) ==
+                -INFINITY) {
+                memset(row, 0, (size_t)run->chan * sizeof *row);
+            }
+        }
+        ra_rows loaded = {tiles[t], RA_F32, run->tile_row, block->count, run->chan};
+        level->pack(&loaded, panels[t], run->q_stride);
+    }
+}
+
+/* Scores become p, dout.v becomes ds, for the `width` keys from `column` on. */
+static void weigh(const key_tile *tile, const query_block *block, int64_t column, int64_t width)
+{
+    const grad_run *run = tile->run;
+    const ra_level *level = run->cpu->level;
+    int64_t panel = column / level->nr;
+    ra_product scores = {
+        .mode = RA_PRODUCT_SET,
+        .m = ra_round_up(block->count, level->mr),
+        .n = width,
+        .k = run->chan,
+        .a = tile->q,
+        .a_row = run->tile_row,
+        .a_col = 1,
+        .b = tile->k_columns + panel * run->columns_stride,
+        .b_stride = run->columns_stride,
+        .c = tile->score,
+        .c_row = SCORE_ROW,
+    };
+    level->product(&scores);
+    ra_product dp = scores;
+    dp.a = tile->dout;
+    dp.b = tile->v_columns + panel * run->columns_stride;
+    dp.c = tile->dp;
+    level->product(&dp);
+    for (int64_t i = 0; i < block->count; i++) {
+        float *score_row = tile->score + i * SCORE_ROW, *dp_row = tile->dp + i * SCORE_ROW;
+        int64_t pos = block->pos + i;
+        ra_range keys =
+            ra_tile_columns(tile->at.begin + column, tile->at.end, tile->reach[i], tile->reach[i]);
+        level->gradient(score_row, dp_row, width, keys.begin, keys.end, run->job->scale,
+                        *ra_tile_value(&run->job->lse, block->piece, block->head, pos),
+                        *ra_tile_value(&run->job->delta, block->piece, block->head, pos));
+        for (int64_t c = width; c < ra_round_up(width, level->mr); c++) {
+            score_row[c] = dp_row[c] = 0; /* rows of dk and dv that a whole block reaches beyond */
         }
     }
 }
 
+/* to[keys, chan] += weights[queries, keys]^T rows[queries, chan], for `width` keys from `column`.
+ */
+static void add_transposed(const key_tile *tile, const float *weights, const float *rows,
+                           int64_t queries, int64_t column, int64_t width, float *to)
+{
+    const grad_run *run = tile->run;
+    ra_product product = {
+        .mode = RA_PRODUCT_ADD,
+        .m = ra_round_up(width, run->cpu->level->mr),
+        .n = run->chan_padded,
+        .k = queries,
+        .a = weights,
+        .a_row = 1,
+        .a_col = SCORE_ROW,
+        .b = rows,
+        .b_stride = run->q_stride,
+        .c = to + column * run->tile_row,
+        .c_row = run->tile_row,
+    };
+    run->cpu->level->product(&product);
+}
+
+/* dq += ds K, in this item's turn. Rows that attend nothing are left alone. */
+static void add_queries(const key_tile *tile, const query_block *block, int64_t column,
+                        int64_t keys)
+{
+    const grad_run *run = tile->run;
+    const ra_level *level = run->cpu->level;
+    ra_product product = {
+        .mode = RA_PRODUCT_SET,
+        .m = ra_round_up(block->count, level->mr),
+        .n = run->chan_padded,
+        .k = keys,
+        .a = tile->dp,
+        .a_row = SCORE_ROW,
+        .a_col = 1,
+        .b = tile->k_rows + column * level->nr,
+        .b_stride = run->k_stride,
+        .c = tile->dq,
+        .c_row = run->tile_row,
+        .k_first = column,
+    };
+    level->product(&product);
+    if (tile->before) {
+        ra_team_await(tile->before, block->number + 1);
+    }
+    for (int64_t i = 0; i < block->count; i++) {
+        int64_t pos = block->pos + i;
+        if (*ra_tile_value(&run->job->lse, block->piece, block->head, pos) != -INFINITY) {
+            level->add(ra_tile_value(&run->job->dq, block->piece, block->head, pos),
+                       tile->dq + i * run->tile_row, run->chan);
+        }
+    }
+}
+
+static void grad_block(const key_tile *tile, const query_block *block)
+{
+    int64_t nr = tile->run->cpu->level->nr;
+    ra_range seen = ra_tile_columns(tile->at.begin, tile->at.end, tile->reach[0],
+                                    tile->reach[block->count - 1]);
+    if (seen.begin >= seen.end) {
+        return;
+    }
+    int64_t column = seen.begin / nr * nr, width = ra_round_up(seen.end - column, nr);
+    load_rows(tile, block);
+    weigh(tile, block, column, width);
+    add_transposed(tile, tile->score, tile->dout_rows, block->count, column, width, tile->dv);
+    add_transposed(tile, tile->dp, tile->q_rows, block->count, column, width, tile->dk);
+    add_queries(tile, block, column, seen.end - column);
+}
+
+/* Query piece `piece`. Blocks are counted from its begin, so that every key tile meets the same. */
+static void grad_piece(const key_tile *tile, int64_t piece)
+{
+    const grad_run *run = tile->run;
+    const ra_cover *cover = run->job->cover;
+    const ra_piece *q = &cover->q[piece];
+    ra_range queries = ra_cover_seen_by(cover, tile->at.piece, tile->at.begin, tile->at.end, q);
+    if (queries.begin >= queries.end) {
+        return;
+    }
+    int64_t begin = (queries.begin - q->pos) / QUERIES;
+    for (int64_t i = (queries.end - 1 - q->pos) / QUERIES; i >= begin; i--) {
+        int64_t after = run->queries.tiles - 1 - (run->queries.first[piece] + i);
+        query_block block = {.piece = q, .pos = q->pos + i * QUERIES};
+        block.count = ra_min_i64(QUERIES, q->pos + q->count - block.pos);
+        for (int64_t j = 0; j < block.count; j++) {
+            tile->reach[j] = ra_cover_reach(cover, q->row, block.pos + j);
+        }
+        for (int64_t h = 0; h < run->group; h++) {
+            block.head = tile->kv_head * run->group + h;
+            block.number = after * run->group + h;
+            atomic_store_explicit(tile->progress, block.number, memory_order_release);
+            grad_block(tile, &block);
+        }
+    }
+}
+
+static void add_keys(const key_tile *tile, const ra_tensor *t, const float *from)
+{
+    for (int64_t pos = tile->at.begin; pos < tile->at.end; pos++, from += tile->run->tile_row) {
+        tile->run->cpu->level->add(ra_tile_value(t, tile->at.piece, tile->kv_head, pos), from,
+                                   tile->run->chan);
+    }
+}
+
+static void pack_keys(const key_tile *tile)
+{
+    const grad_run *run = tile->run;
+    const ra_level *level = run->cpu->level;
+    const ra_piece *piece = tile->at.piece;
+    int64_t count = tile->at.end - tile->at.begin;
+    ra_rows k =
+        ra_tile_rows(&run->job->k[piece->source], piece, tile->kv_head, tile->at.begin, count);
+    ra_rows v =
+        ra_tile_rows(&run->job->v[piece->source], piece, tile->kv_head, tile->at.begin, count);
+    level->pack_transposed(&k, tile->k_columns, run->columns_stride);
+    level->pack_transposed(&v, tile->v_columns, run->columns_stride);
+    level->pack(&k, tile->k_rows, run->k_stride);
+}
+
+static void grad_item(void *arg, int64_t item, int worker)
+{
+    const grad_run *run = arg;
+    const ra_grad_job *job = run->job;
+    key_tile tile = open_tile(run, item, worker);
+    const ra_piece *piece = tile.at.piece;
+    if (piece->first < piece->last) {
+        pack_keys(&tile);
+        size_t bytes = (size_t)((KEYS + RA_TILE_GAP) * run->tile_row) * sizeof(float);
+        memset(tile.dk, 0, bytes);
+        memset(tile.dv, 0, bytes);
+        for (int64_t i = piece->last - 1; i >= piece->first; i--) {
+            grad_piece(&tile, i);
+        }
+        add_keys(&tile, &job->dk[piece->source], tile.dk);
+        add_keys(&tile, &job->dv[piece->source], tile.dv);
+    }
+    atomic_store_explicit(tile.progress, INT64_MAX, memory_order_release);
+}
+
 ra_status ra_cpu_grad(ra_cpu *cpu, const ra_grad_job *job)
 {
-    ra_grad_run run = {
-        .cpu = cpu,
-        .job = job,
-        .q_heads = job->q.size[RA_HEAD],
-        .chan = job->q.size[RA_CHAN],
-    };
+    const ra_level *level = cpu->level;
+    const ra_cover *cover = job->cover;
+    RA_CHECK(KEYS % level->nr == 0 && QUERIES % level->mr == 0 && level->mr <= RA_TILE_GAP);
+    grad_run run = {.cpu = cpu, .job = job, .chan = job->q.size[RA_CHAN]};
     for (int i = 0; i < RA_SOURCE_COUNT; i++) {
         if (job->k[i].data) {
             run.kv_heads = job->k[i].size[RA_HEAD];
@@ -34,8 +340,21 @@ ra_status ra_cpu_grad(ra_cpu *cpu, const ra_grad_job *job)
     if (run.kv_heads == 0) {
         return RA_OK; /* no keys: nothing to add */
     }
-    run.chan_padded = ra_round_up(run.chan, cpu->level->nr);
+    run.group = job->q.size[RA_HEAD] / run.kv_heads;
+    run.chan_padded = ra_round_up(run.chan, level->nr);
     run.tile_row = run.chan_padded + RA_TILE_GAP;
-    RA_TRY(ra_grad_queries(&run));
-    return ra_grad_keys(&run);
+    run.columns_stride = run.chan * level->nr + RA_TILE_GAP;
+    run.q_stride = QUERIES * level->nr + RA_TILE_GAP;
+    run.k_stride = KEYS * level->nr + RA_TILE_GAP;
+    run.at = plan_scratch(&run);
+    RA_TRY(ra_tiling_build(&cpu->tiles[0], cover->k, cover->k_count, KEYS, &run.keys));
+    RA_TRY(ra_tiling_build(&cpu->tiles[1], cover->q, cover->q_count, QUERIES, &run.queries));
+    int64_t items = run.keys.tiles * run.kv_heads;
+    RA_TRY(RA_RESERVE(&cpu->progress, &cpu->progress_capacity, items));
+    RA_TRY(ra_cpu_scratch_reserve(cpu, run.at.bytes));
+    for (int64_t i = 0; i < items; i++) {
+        atomic_store_explicit(&cpu->progress[i], 0, memory_order_relaxed);
+    }
+    ra_team_run(cpu->team, items, grad_item, &run);
+    return RA_OK;
 }

@@ -58,6 +58,9 @@ typedef struct ra_level {
     void (*pack_transposed)(const ra_rows *rows, float *panels, int64_t stride);
     void (*product)(const ra_product *product);
 
+    void (*scale)(float *row, int64_t n, float factor);
+    void (*add)(float *to, const float *from, int64_t n); /* to += from */
+
     /* Turns the scores of one row into exp(scale * score - max), zero outside [begin, end). n is a
      * multiple of nr. Returns the factor by which earlier numerators shrink. */
     float (*softmax)(float *score, int64_t n, int64_t begin, int64_t end, float scale,

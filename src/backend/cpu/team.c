@@ -9,7 +9,7 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <stdatomic.h>
+#include <sched.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -46,6 +46,19 @@ static void take_items(ra_team *team, ra_team_work *work, void *arg, int64_t cou
     int64_t item;
     while ((item = atomic_fetch_add(&team->next, 1)) < count) {
         work(arg, item, worker);
+    }
+}
+
+/* Items are handed out in ascending order, so the lowest one at work waits for nobody. Its thread
+ * may be without a core, however: then give it ours. */
+void ra_team_await(const atomic_llong *progress, int64_t wanted)
+{
+    for (int i = 0; atomic_load_explicit(progress, memory_order_acquire) < wanted; i++) {
+        if (i < SPINS) {
+            relax();
+        } else {
+            sched_yield();
+        }
     }
 }
 

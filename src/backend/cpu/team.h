@@ -3,6 +3,8 @@
 #ifndef RA_BACKEND_CPU_TEAM_H
 #define RA_BACKEND_CPU_TEAM_H
 
+#include <stdatomic.h>
+
 #include "base/status.h"
 
 typedef struct ra_team ra_team;
@@ -18,5 +20,9 @@ int ra_team_size(const ra_team *team);
  * returns when all are done. One call at a time. */
 void ra_team_run(ra_team *team, int64_t count, ra_team_work *work, void *arg);
 void ra_team_close(ra_team *team);
+
+/* Inside an item: waits until `progress` is at least `wanted`, which only items before this one
+ * may have to bring about. */
+void ra_team_await(const atomic_llong *progress, int64_t wanted);
 
 #endif

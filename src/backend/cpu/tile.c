@@ -7,17 +7,17 @@
 /* Items a worker, at least, for the team to share them out evenly. */
 enum { ITEMS_PER_WORKER = 4 };
 
-ra_status ra_tiling_build(ra_cpu *cpu, const ra_piece *pieces, int64_t piece_count, int64_t rows,
-                          ra_tiling *out)
+ra_status ra_tiling_build(ra_tile_counts *memory, const ra_piece *pieces, int64_t piece_count,
+                          int64_t rows, ra_tiling *out)
 {
-    RA_TRY(RA_RESERVE(&cpu->tile_first, &cpu->tile_first_capacity, piece_count + 1));
+    RA_TRY(RA_RESERVE(&memory->first, &memory->capacity, piece_count + 1));
     int64_t tiles = 0;
     for (int64_t i = 0; i < piece_count; i++) {
-        cpu->tile_first[i] = tiles;
+        memory->first[i] = tiles;
         tiles += ra_ceil_div(pieces[i].count, rows);
     }
-    cpu->tile_first[piece_count] = tiles;
-    *out = (ra_tiling){pieces, piece_count, rows, tiles, cpu->tile_first};
+    memory->first[piece_count] = tiles;
+    *out = (ra_tiling){pieces, piece_count, rows, tiles, memory->first};
     return RA_OK;
 }
 
@@ -39,19 +39,19 @@ ra_piece_tile ra_tiling_at(const ra_tiling *tiling, int64_t tile)
 }
 
 ra_status ra_query_items_build(ra_cpu *cpu, const ra_cover *cover, int64_t q_heads,
-                               int64_t kv_heads, ra_query_items *out)
+                               int64_t kv_heads, int64_t chan, ra_query_items *out)
 {
     RA_CHECK(RA_QUERY_BLOCK % cpu->level->mr == 0 && RA_KEY_TILE % cpu->level->nr == 0);
     int64_t group = q_heads / kv_heads;
-    int64_t chunks = ra_ceil_div(group, RA_HEADS_TILE);
-    int64_t heads = ra_ceil_div(group, chunks);
-    int64_t blocks = RA_HEADS_TILE / heads;
+    int64_t blocks_max = ra_min_i64(RA_BLOCKS_MAX, RA_BLOCK_CHANNELS / chan);
+    int64_t heads = ra_ceil_div(group, ra_ceil_div(group, blocks_max));
+    int64_t blocks = blocks_max / heads;
     /* Smaller tiles for a larger team are free to choose: no bit depends on the tile of a row. */
     int team = ra_team_size(cpu->team), wanted = team == 1 ? 1 : team * ITEMS_PER_WORKER;
     ra_query_items items = {.group = group, .heads = heads, .chunks = ra_ceil_div(group, heads)};
     do {
         int64_t rows = blocks * RA_QUERY_BLOCK;
-        RA_TRY(ra_tiling_build(cpu, cover->q, cover->q_count, rows, &items.tiling));
+        RA_TRY(ra_tiling_build(&cpu->tiles[0], cover->q, cover->q_count, rows, &items.tiling));
         items.count = items.tiling.tiles * kv_heads * items.chunks;
         blocks /= 2;
     } while (blocks > 0 && items.count < wanted);

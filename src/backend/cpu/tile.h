@@ -9,9 +9,10 @@ enum {
     /* Queries are computed in blocks of one head, small enough that their scores stay in the first
      * cache; a multiple of every level's mr. */
     RA_QUERY_BLOCK = 24,
-    /* Query rows of a tile over all its heads: so many rows share one packed key tile. */
-    RA_QUERY_ROWS = 192,
-    RA_HEADS_TILE = RA_QUERY_ROWS / RA_QUERY_BLOCK,
+    /* Blocks of a tile over all its heads: as many as share one packed key tile. Fewer for long
+     * rows, whose tile would leave the second cache for good. */
+    RA_BLOCKS_MAX = 32,
+    RA_BLOCK_CHANNELS = 8192, /* blocks times head_dim */
     /* Keys of a tile; a multiple of every level's nr. */
     RA_KEY_TILE = 128,
     /* Floats between the rows of a tile beyond its columns, so that rows a power of two apart do
@@ -23,11 +24,11 @@ enum {
 typedef struct ra_tiling {
     const ra_piece *piece;
     int64_t piece_count, rows, tiles;
-    const int64_t *first; /* [piece_count + 1] tiles before a piece; borrowed from the backend */
+    const int64_t *first; /* [piece_count + 1] tiles before a piece; borrowed */
 } ra_tiling;
 
-ra_status ra_tiling_build(ra_cpu *cpu, const ra_piece *pieces, int64_t piece_count, int64_t rows,
-                          ra_tiling *out);
+ra_status ra_tiling_build(ra_tile_counts *memory, const ra_piece *pieces, int64_t piece_count,
+                          int64_t rows, ra_tiling *out);
 
 /* Positions [begin, end) of a piece. */
 typedef struct ra_piece_tile {
@@ -45,7 +46,7 @@ typedef struct ra_query_items {
     int64_t count;
 } ra_query_items;
 ra_status ra_query_items_build(ra_cpu *cpu, const ra_cover *cover, int64_t q_heads,
-                               int64_t kv_heads, ra_query_items *out);
+                               int64_t kv_heads, int64_t chan, ra_query_items *out);
 
 typedef struct ra_query_item {
     ra_piece_tile at;

@@ -226,7 +226,7 @@ static ra_status check_memory(const ra_tensor *t, const char *name)
     struct cudaPointerAttributes attributes;
     if (t->data && ra_tensor_count(t) > 0) {
         RA_CUDA_TRY(cudaPointerGetAttributes(&attributes, t->data));
-        if (!attributes.devicePointer) {
+        if (attributes.type == cudaMemoryTypeUnregistered || !attributes.devicePointer) {
             return RA_FAIL(RA_E_ARG, "%s: host memory at %p, expected device memory", name,
                            t->data);
         }

@@ -161,7 +161,8 @@ template <int CTAS> RA_PTX int cluster_rank()
 
 /* ---- rings of shared-memory slots */
 
-/* One arrival a warpgroup and CTA: the slot is free for the copies of every CTA of the cluster. */
+/* Threads 0 to CTAS - 1 of those that agree arrive, one at each CTA: the slot is free for the
+ * copies of every CTA of the cluster. */
 template <int CTAS> RA_PTX void release_slot(uint32_t bar, int thread)
 {
     if constexpr (CTAS == 1) {
@@ -172,6 +173,16 @@ template <int CTAS> RA_PTX void release_slot(uint32_t bar, int thread)
         mbarrier_arrive_cluster(mapa(bar, thread));
     }
 }
+
+/* A place in a ring of N slots. Consumers wait for `parity`, producers for the other one. */
+template <int N> struct ring_place {
+    uint32_t slot = 0, parity = 0;
+    __device__ __forceinline__ void next()
+    {
+        slot = slot + 1 == N ? 0 : slot + 1;
+        parity ^= slot == 0;
+    }
+};
 
 /* This CTA's part of a slot, for every CTA of the cluster. */
 template <int CTAS>

@@ -1,0 +1,316 @@
+"""A tiny Gemma 4 over 1, 2 and 4 processes against transformers' own eager attention.
+
+Every parameter gradient and the logits must be within twice the error that eager attention of the
+same dtype has against eager attention in float64.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import world
+
+import ringattn
+
+transformers = pytest.importorskip("transformers")
+
+SEQ, VOCABULARY = 24, 64
+BATCHES = {
+    "plain": {},
+    "packed": {"positions": [list(range(9)) + list(range(7)) + list(range(8)), list(range(20)) + list(range(4))]},
+    "padded": {"keep": [[1] * 24, [0] * 5 + [1] * 19]},
+    "packed_and_padded": {"docs": [[1] * 10 + [2] * 11 + [0] * 3, [4] * 24]},
+    "images": {"types": [[0] * 5 + [1] * 12 + [0] * 3 + [2] * 4, [0] * 24]},
+}
+
+
+def tiny(implementation: str, dtype: torch.dtype, images: bool) -> Any:
+    """Global and sliding layers, K = V on global ones, GQA, two layers that share K and V."""
+    config = transformers.Gemma4TextConfig(
+        vocab_size=VOCABULARY,
+        vocab_size_per_layer_input=VOCABULARY,
+        hidden_size=32,
+        hidden_size_per_layer_input=8,
+        intermediate_size=48,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_global_key_value_heads=1,
+        head_dim=16,
+        global_head_dim=32,
+        sliding_window=6,
+        layer_types=["sliding_attention", "full_attention"] * 3,
+        attention_k_eq_v=True,
+        num_kv_shared_layers=2,
+        use_bidirectional_attention="vision" if images else None,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+        attn_implementation=implementation,
+    )
+    torch.manual_seed(11)
+    model = transformers.Gemma4ForCausalLM(config)
+    return model.to(dtype).train()
+
+
+def batch_of(name: str) -> dict[str, torch.Tensor]:
+    random = torch.Generator().manual_seed(5)
+    ids = torch.randint(3, VOCABULARY, (2, SEQ), generator=random)
+    names = {"positions": "position_ids", "keep": "attention_mask", "docs": "packed_seq_ids", "types": "mm_token_type_ids"}
+    return {"input_ids": ids, "labels": ids} | {
+        names[k]: torch.tensor(v) for k, v in BATCHES[name].items()
+    }
+
+
+def eager_masks(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """4-D masks for the eager model, from the rule of the documentation; for images from
+    transformers itself."""
+    positions = torch.arange(SEQ)
+    age = positions[:, None] - positions[None, :]
+    real = torch.ones(2, SEQ, dtype=torch.bool)
+    same = torch.ones(2, SEQ, SEQ, dtype=torch.bool)
+    docs = batch.get("packed_seq_ids")
+    if "position_ids" in batch:
+        docs = (batch["position_ids"].diff(prepend=batch["position_ids"][:, :1] - 1) != 1).cumsum(1) + 1
+    if docs is not None:
+        same, real = docs[:, :, None] == docs[:, None, :], docs > 0
+    if "attention_mask" in batch:
+        real = batch["attention_mask"] > 0
+    allowed = same & real[:, None, :] & (age >= 0)
+    masks = {"full_attention": allowed, "sliding_attention": allowed & (age < 6)}
+    least = torch.finfo(model.dtype).min
+    return {
+        k: torch.zeros(m.shape, dtype=model.dtype).masked_fill(~m, least)[:, None] for k, m in masks.items()
+    }
+
+
+def image_masks(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    from transformers.models.gemma4 import modeling_gemma4 as gemma
+
+    embeds = model.model.embed_tokens(batch["input_ids"])
+    blocks = gemma.get_block_sequence_ids_for_mask(batch["mm_token_type_ids"], embeds.device)
+    masks: dict[str, torch.Tensor] = gemma.create_masks_for_vision_model(
+        model.config, embeds, None, None, torch.arange(SEQ)[None], blocks
+    )
+    return masks
+
+
+def real_rows(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    if "packed_seq_ids" in batch:
+        return batch["packed_seq_ids"] > 0
+    return batch.get("attention_mask", torch.ones(2, SEQ)) > 0
+
+
+def exact_attention(module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+                    attention_mask: torch.Tensor, scaling: float, **_: Any) -> tuple[torch.Tensor, None]:
+    """Eager attention without its float32 softmax."""
+    k, v = (t.repeat_interleave(module.num_key_value_groups, 1) for t in (k, v))
+    weights = (q @ k.transpose(2, 3) * scaling + attention_mask).softmax(-1)
+    return (weights @ v).transpose(1, 2), None
+
+
+@cache
+def eager(name: str, dtype: torch.dtype) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    batch = batch_of(name)
+    model = tiny("eager", dtype, name == "images")
+    masks = image_masks(model, batch) if name == "images" else eager_masks(model, batch)
+    inputs = {k: batch[k] for k in ("input_ids", "position_ids") if k in batch}
+    exactly = dtype == torch.float64
+    if exactly:
+        transformers.AttentionInterface.register("exact", exact_attention)
+        model.set_attn_implementation("exact")
+    # Norms and rotary embeddings ask for float32 by name; the reference must not.
+    with mock.patch.object(torch.Tensor, "float", torch.Tensor.double) if exactly else nullcontext():
+        logits = model(**inputs, attention_mask=masks, use_cache=False).logits
+    loss_of(logits, targets_of(batch)).backward()
+    return logits.detach(), {n: p.grad for n, p in model.named_parameters()}
+
+
+def targets_of(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Shifted labels; padding neither predicts nor is predicted."""
+    docs = batch.get("packed_seq_ids")
+    if "position_ids" in batch:
+        docs = ringattn.documents_of_positions(batch["position_ids"])
+    target = ringattn.shift_labels(batch["labels"], docs)
+    return target.masked_fill(~real_rows(batch), -100)
+
+
+def loss_of(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1).to(torch.float64), target.flatten(), reduction="sum"
+    )
+
+
+def ours(
+    rank: int, size: int, group: Any, name: str, dtype: torch.dtype, layout: str, how: str
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    ringattn.register()
+    batch = batch_of(name)
+    model = tiny("ringattn", dtype, name == "images")
+    if how in ("reentrant", "non_reentrant"):
+        model.gradient_checkpointing_enable({"use_reentrant": how == "reentrant"})
+    ring = ringattn.Ring(model, group, timeout_ms=60_000)
+    whole = {k: v for k, v in batch.items() if k != "labels"}
+    inputs = ring.prepare(**whole, layout=layout)  # type: ignore[arg-type]
+    if how == "sharded_loader":
+        local = {k: ringattn.shard(v, rank, size) for k, v in whole.items() if k != "input_ids"}
+        inputs["ringattn_step"] = ring.step(tuple(inputs["input_ids"].shape), **local)
+        inputs |= {k: v for k, v in local.items() if k == "attention_mask"}
+    if how == "compiled":
+        torch._dynamo.reset()
+        for i, layer in enumerate(model.model.layers):
+            model.model.layers[i] = torch.compile(layer, backend="aot_eager")
+    logits = model(**inputs).logits
+    target = ringattn.shard(targets_of(batch), rank, size, layout)  # type: ignore[arg-type]
+    loss_of(logits, target).backward()
+    gradients = {
+        n.replace("_orig_mod.", ""): torch.zeros_like(p) if p.grad is None else p.grad
+        for n, p in model.named_parameters()
+    }
+    ring.close()
+    return logits.detach(), gradients
+
+
+def compare(name: str, dtype: torch.dtype, size: int, layout: str, how: str) -> None:
+    ranks = world.run(size, ours, name, dtype, layout, how, limit=300.0)
+    logits, exact_gradients = eager(name, torch.float64)
+    usual, usual_gradients = eager(name, dtype)
+    rows = real_rows(batch_of(name))
+    found = ringattn.unshard([r[0] for r in ranks], layout)  # type: ignore[arg-type]
+    assert_no_worse("logits", found[rows], usual[rows], logits[rows])
+    for parameter, exact in exact_gradients.items():
+        summed = torch.stack([r[1][parameter].double() for r in ranks]).sum(0)
+        assert_no_worse(parameter, summed, usual_gradients[parameter], exact)
+
+
+def assert_no_worse(what: str, found: torch.Tensor, usual: torch.Tensor, exact: torch.Tensor) -> None:
+    unit = torch.finfo(usual.dtype).eps / 2
+    error, measure = ((t.double() - exact).abs().max() for t in (found, usual))
+    allowed = 2 * measure + 2 * unit * exact.abs().max()
+    assert error <= allowed, f"{what}: error {error:.3e}, allowed {allowed:.3e}"
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("name", BATCHES)
+def test_logits_and_gradients(name: str, size: int) -> None:
+    compare(name, torch.float32, size, "contiguous", "plain")
+
+
+def test_bf16() -> None:
+    compare("packed", torch.bfloat16, 2, "contiguous", "plain")
+
+
+def test_zigzag() -> None:
+    compare("packed_and_padded", torch.float32, 4, "zigzag", "plain")
+
+
+@pytest.mark.parametrize("how", ["reentrant", "non_reentrant", "compiled"])
+def test_checkpoints_and_compilation(how: str) -> None:
+    compare("images", torch.float32, 2, "contiguous", how)
+
+
+@pytest.mark.parametrize("name", ["packed", "padded"])
+def test_a_loader_that_shards_by_itself(name: str) -> None:
+    compare(name, torch.float32, 2, "contiguous", "sharded_loader")
+
+
+def sharded_parameters(rank: int, size: int, group: Any) -> dict[str, torch.Tensor]:
+    """FSDP2 over the ranks of the ring: it averages gradients, so the sum is size times that."""
+    from torch.distributed.fsdp import fully_shard
+
+    ringattn.register()
+    batch = batch_of("packed")
+    model = tiny("ringattn", torch.float32, False)
+    ring = ringattn.Ring(model, group)
+    mesh = torch.distributed.DeviceMesh.from_group(group, "cpu")
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    inputs = ring.prepare(**{k: v for k, v in batch.items() if k != "labels"})  # type: ignore[arg-type]
+    target = ringattn.shard(targets_of(batch), rank, size)
+    loss_of(model(**inputs).logits, target).backward()
+    result = {n: p.grad.full_tensor() * size for n, p in model.named_parameters()}  # type: ignore[union-attr, operator]
+    ring.close()
+    return result
+
+
+def test_fsdp2() -> None:
+    exact, usual = eager("packed", torch.float64)[1], eager("packed", torch.float32)[1]
+    for gradients in world.run(2, sharded_parameters, limit=240.0):
+        for name, gradient in gradients.items():
+            assert_no_worse(name, gradient, usual[name], exact[name])
+
+
+def trained(rank: int, size: int, group: Any) -> float:
+    """The model's own loss, from prepare with labels."""
+    ringattn.register()
+    model = tiny("ringattn", torch.float32, False)
+    ring = ringattn.Ring(model, group)
+    loss = model(**ring.prepare(**batch_of("packed"))).loss  # type: ignore[arg-type]
+    ring.close()
+    return float(loss)
+
+
+def test_losses_add_up_to_the_loss_of_the_batch() -> None:
+    target = targets_of(batch_of("packed"))
+    logits = eager("packed", torch.float64)[0]
+    expected = float(loss_of(logits, target)) / int((target != -100).sum())
+    assert sum(world.run(2, trained)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_refusals_name_the_option() -> None:
+    ringattn.register()
+    model = tiny("ringattn", torch.float32, False)
+    batch = {"input_ids": batch_of("plain")["input_ids"]}
+    with pytest.raises(ValueError, match="ringattn_step: missing"):
+        model(**batch)
+    ring = ringattn.Ring(model)
+    inputs = ring.prepare(**batch)
+    with pytest.raises(ValueError, match="attention_mask"):
+        model(**inputs, attention_mask=torch.ones(2, SEQ))
+    with pytest.raises(ValueError, match="attention_mask"):
+        model(**inputs, attention_mask=torch.zeros(2, 1, SEQ, SEQ))
+    q = torch.zeros(2, 4, SEQ, 16)
+    with pytest.raises(ringattn.UnsupportedError) as caught:
+        ringattn.transformers.attention_forward(
+            model, q, q, q, None, dropout=0.1, softcap=30.0, s_aux=torch.zeros(4), ringattn_step=inputs["ringattn_step"]
+        )
+    for option in ("dropout", "softcap", "sinks"):
+        assert option in str(caught.value)
+    with pytest.raises(ValueError, match="expected one of the step's layers"):
+        ringattn.transformers.attention_forward(model, q, q, q, None, scaling=2.0, ringattn_step=inputs["ringattn_step"])
+    with pytest.raises(ValueError, match='no attention module uses "ringattn"'):
+        ringattn.Ring(tiny("eager", torch.float32, False))
+    model.config.attention_dropout = 0.1
+    with pytest.raises(ringattn.UnsupportedError, match="attention_dropout: 0.1"):
+        ringattn.Ring(model)
+
+
+def other_model(implementation: str) -> Any:
+    config = transformers.MistralConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, sliding_window=7,
+        attn_implementation=implementation,
+    )
+    torch.manual_seed(3)
+    return transformers.MistralForCausalLM(config)
+
+
+def other(rank: int, size: int, group: Any) -> torch.Tensor:
+    ringattn.register()
+    model = other_model("ringattn")
+    ring = ringattn.Ring(model, group)
+    logits = model(**ring.prepare(batch_of("packed")["input_ids"], position_ids=batch_of("packed")["position_ids"])).logits
+    ring.close()
+    return logits.detach()
+
+
+def test_another_model() -> None:
+    batch = batch_of("packed")
+    expected = other_model("eager")(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
+    found = torch.cat(world.run(2, other), 1)
+    assert torch.allclose(found, expected, atol=1e-5)

@@ -1,0 +1,80 @@
+/*
+ * Tiles, shared memory and barriers of the forward for head dims up to 256: what its roles agree
+ * on. Must not know what a role does.
+ */
+#ifndef RA_BACKEND_CUDA_FOLD_256_CUH
+#define RA_BACKEND_CUDA_FOLD_256_CUH
+
+#include "backend/cuda/fold_common.cuh"
+#include "backend/cuda/wgmma.cuh"
+
+namespace fold256
+{
+
+constexpr int ROWS = 64, CONSUMERS = 2; /* queries of a consumer; a unit has both's */
+constexpr int CHANNELS = 256, SLABS = CHANNELS / RA_SLAB;
+constexpr int SHARED_MAX = 232448; /* of an SM */
+
+/* A consumer defers the store of a unit until the second tile of the next one, and may meet the
+ * unit behind that by then. */
+constexpr int UNIT_SLOTS = 3;
+constexpr int UNIT_READERS = 3 + 4 * CONSUMERS; /* copying warps, warps of the consumers */
+
+/* They must sum to 504, what 384 threads are launched with; a warpgroup that is refused its
+ * registers waits for ever. */
+constexpr int LOAD_REGISTERS = 24, FOLD_REGISTERS = 240;
+constexpr int WARPGROUP = 128, THREADS = WARPGROUP * (1 + CONSUMERS);
+
+/* TILE: keys of a tile, of which shared memory holds two. Query slots are taken in turn by both
+ * consumers; a third lets the next unit's queries arrive before this one's are released. */
+template <int TILE> struct layout {
+    static constexpr int Q_SLOTS = TILE <= 64 ? 3 : 2, K_SLOTS = 2, V_SLOTS = 2;
+    static constexpr int Q_BYTES = ROWS * CHANNELS * 2, SLOT_BYTES = TILE * CHANNELS * 2;
+    static constexpr int AT_Q = 0, AT_K = AT_Q + Q_SLOTS * Q_BYTES,
+                         AT_V = AT_K + K_SLOTS * SLOT_BYTES, AT_REACH = AT_V + V_SLOTS * SLOT_BYTES,
+                         AT_UNIT = AT_REACH + Q_SLOTS * ROWS * 8,
+                         AT_TILE = AT_UNIT + UNIT_SLOTS * UNIT_BYTES,
+                         AT_INVERSE = AT_TILE + K_SLOTS * 16,
+                         AT_BARRIER = AT_INVERSE + CONSUMERS * ROWS * 4;
+    enum {
+        Q_FULL,
+        Q_EMPTY = Q_FULL + Q_SLOTS,
+        K_FULL = Q_EMPTY + Q_SLOTS,
+        K_EMPTY = K_FULL + K_SLOTS,
+        V_FULL = K_EMPTY + K_SLOTS,
+        V_EMPTY = V_FULL + V_SLOTS,
+        UNIT_FULL = V_EMPTY + V_SLOTS,
+        UNIT_EMPTY = UNIT_FULL + UNIT_SLOTS,
+        BARRIERS = UNIT_EMPTY + UNIT_SLOTS,
+    };
+    static constexpr int SHARED_BYTES = AT_BARRIER + 8 * BARRIERS;
+    static_assert(SHARED_BYTES <= SHARED_MAX, "shared memory");
+};
+
+template <int TILE> struct shared {
+    using at = layout<TILE>;
+    char *bytes;
+    uint32_t base;
+
+    __device__ __forceinline__ uint32_t bar(int i) const { return base + at::AT_BARRIER + 8 * i; }
+    __device__ __forceinline__ unit_ring<UNIT_SLOTS> units() const
+    {
+        return unit_ring<UNIT_SLOTS>{base + at::AT_UNIT, bar(at::UNIT_FULL), bar(at::UNIT_EMPTY)};
+    }
+    __device__ __forceinline__ unit_reader<UNIT_SLOTS> reader() const
+    {
+        return unit_reader<UNIT_SLOTS>{(const fold_unit *)(bytes + at::AT_UNIT)};
+    }
+    __device__ __forceinline__ int2 *reach(uint32_t q_slot) const
+    {
+        return (int2 *)(bytes + at::AT_REACH) + q_slot * ROWS;
+    }
+    __device__ __forceinline__ tile_info *tile(uint32_t k_slot) const
+    {
+        return (tile_info *)(bytes + at::AT_TILE) + k_slot;
+    }
+};
+
+} // namespace fold256
+
+#endif

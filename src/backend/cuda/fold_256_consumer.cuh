@@ -1,0 +1,435 @@
+/*
+ * A consumer of the forward for head dims up to 256: one warpgroup that folds 64 queries of each
+ * unit. The tiles it sees, over all units, form one stream: scores of the next tile are issued
+ * before the values of this one, and a unit is stored while the next unit's second scores run.
+ * Tiles that none of its queries see are released unread.
+ *
+ * Both consumers and the copies share two slots of keys and two of values. A consumer that waited
+ * for keys far ahead while it holds values would block the other one, so it passes over few tiles
+ * that way and otherwise empties its stream first.
+ */
+#ifndef RA_BACKEND_CUDA_FOLD_256_CONSUMER_CUH
+#define RA_BACKEND_CUDA_FOLD_256_CONSUMER_CUH
+
+#include "backend/cuda/fold_256.cuh"
+
+namespace fold256
+{
+
+/* Tiles that may be passed over between one whose values are pending and the next. */
+constexpr int PASSED_MAX = 2;
+
+/* One tile of the stream. */
+struct step {
+    int pos, count; /* as in tile_info */
+    int passed;     /* tiles between the step before and this one, whose values are not released */
+    uint32_t unit;  /* its number */
+    bool partial;   /* some of this consumer's queries do not see all of it */
+    bool first;     /* of the unit, for this consumer */
+    bool ends;      /* of a run or of what is seen: tiles may have to be passed over behind it */
+};
+
+template <typename E, int CTAS, int TILE> struct consumer {
+    using at = layout<TILE>;
+    static constexpr int N = TILE / 2; /* accumulator registers of a score tile */
+    static constexpr uint32_t NONE = ~0u;
+
+    const fold_args &args;
+    shared<TILE> sm;
+    int self, thread, lane, row; /* row: the first of this thread's two */
+    ring_place<at::K_SLOTS> keys;
+    ring_place<at::V_SLOTS> values;
+    /* The unit whose tiles are being walked: positions that some, and all, of its rows see. */
+    uint32_t entered = 0; /* units */
+    int some_begin = 0, some_end = 0, all_begin = 0, all_end = 0;
+    bool over = true;     /* the last tile looked at was the unit's last */
+    bool waiting = false; /* it has rows, and they saw no tile yet */
+    softmax_rows rows;
+    float2 factor;
+    uint32_t deferred = NONE; /* a unit that is complete in `out`, but not stored */
+    uint32_t oldest = 0;      /* the first unit that is not released */
+
+    __device__ __forceinline__ consumer(const fold_args &args_, shared<TILE> sm_, int self_)
+        : args(args_), sm(sm_), self(self_), thread(threadIdx.x % WARPGROUP), lane(thread % 32),
+          row(thread / 32 * 16 + lane / 4)
+    {
+    }
+
+    /* ---- slots and units. Warps arrive one by one: no warp may lag a whole turn behind. */
+
+    __device__ __forceinline__ uint32_t q_slot(uint32_t unit) const
+    {
+        return (unit * CONSUMERS + self) % at::Q_SLOTS;
+    }
+    __device__ __forceinline__ void release_keys()
+    {
+        __syncwarp();
+        release_slot<CTAS>(sm.bar(at::K_EMPTY) + 8 * keys.slot, lane);
+        keys.next();
+    }
+    __device__ __forceinline__ void release_values()
+    {
+        __syncwarp();
+        release_slot<CTAS>(sm.bar(at::V_EMPTY) + 8 * values.slot, lane);
+        values.next();
+    }
+    __device__ __forceinline__ void pass_values(int count)
+    {
+#pragma unroll 1
+        for (; count > 0; count--) {
+            mbarrier_wait(sm.bar(at::V_FULL) + 8 * values.slot, values.parity);
+            release_values();
+        }
+    }
+    __device__ __forceinline__ const fold_unit *unit_at(uint32_t unit) const
+    {
+        return (const fold_unit *)(sm.bytes + at::AT_UNIT) + unit % UNIT_SLOTS;
+    }
+    __device__ __forceinline__ void release_unit(uint32_t unit)
+    {
+        __syncwarp();
+        if (lane == 0) {
+            mbarrier_arrive_cluster(mapa(sm.bar(at::UNIT_EMPTY) + 8 * (unit % UNIT_SLOTS), 0));
+        }
+    }
+    /* This consumer's rows of a unit; none or fewer in its last ones. */
+    __device__ __forceinline__ int rows_of(uint32_t unit) const
+    {
+        return min(ROWS, unit_at(unit)->item.count - self * ROWS);
+    }
+    __device__ __forceinline__ int head_of(uint32_t unit) const
+    {
+        return unit_at(unit)->head + cluster_rank<CTAS>();
+    }
+
+    /* Goes to the next unit. False behind the last. */
+    __device__ __forceinline__ bool enter()
+    {
+        mbarrier_wait(sm.bar(at::UNIT_FULL) + 8 * (entered % UNIT_SLOTS), entered / UNIT_SLOTS & 1);
+        if (unit_at(entered)->item.count == 0) {
+            return false;
+        }
+        if (entered > 0) {
+            __syncwarp();
+            if (lane == 0) {
+                mbarrier_arrive(sm.bar(at::Q_EMPTY) + 8 * q_slot(entered - 1));
+            }
+        }
+        const uint32_t slot = q_slot(entered);
+        mbarrier_wait(sm.bar(at::Q_FULL) + 8 * slot,
+                      (entered * CONSUMERS + self) / at::Q_SLOTS & 1);
+        const int count = rows_of(entered);
+        waiting = count > 0;
+        some_begin = all_begin = INT32_MAX;
+        some_end = all_end = INT32_MIN;
+        if (waiting) {
+            const int2 first = sm.reach(slot)[0], last = sm.reach(slot)[count - 1];
+            some_begin = first.x;
+            all_end = first.y;
+            all_begin = last.x;
+            some_end = last.y;
+        } else {
+            release_unit(entered);
+        }
+        entered++;
+        return true;
+    }
+
+    /* Walks to the next tile that this consumer sees, and waits for its keys. False: there is none,
+     * or it lies too far ahead of pending values; s.passed is valid then too. EMPTY: no values are
+     * pending, and those of tiles passed over are released at once. */
+    template <bool EMPTY> __device__ __forceinline__ bool advance(step &s)
+    {
+        s.passed = 0;
+#pragma unroll 1
+        for (;;) {
+            const bool far = s.passed > PASSED_MAX || (over && entered - oldest >= UNIT_SLOTS);
+            if (!EMPTY && far) {
+                return false;
+            }
+            if (over && !enter()) {
+                return false;
+            }
+            mbarrier_wait(sm.bar(at::K_FULL) + 8 * keys.slot, keys.parity);
+            const tile_info tile = *sm.tile(keys.slot);
+            const int end = tile.pos + min(tile.count, TILE);
+            over = tile.last;
+            /* A row without keys takes part in one tile: it has an output as well. */
+            if ((tile.pos < some_end && end > some_begin) || (tile.last && waiting)) {
+                s.pos = tile.pos;
+                s.count = tile.count;
+                s.unit = entered - 1;
+                s.partial = tile.pos < all_begin || tile.pos + TILE > all_end || tile.count < TILE;
+                s.first = waiting;
+                s.ends = tile.count <= TILE || end >= some_end;
+                waiting = false;
+                return true;
+            }
+            release_keys();
+            if (EMPTY) {
+                pass_values(1);
+            } else {
+                s.passed++;
+            }
+        }
+    }
+
+    /* ---- products. Low words of descriptors come from lane 0, which tells the compiler that they
+     * are uniform: a descriptor then costs two instructions and not ten. */
+
+    __device__ __forceinline__ uint32_t uniform(uint32_t low)
+    {
+        return __shfl_sync(~0u, low, 0);
+    }
+
+    __device__ __forceinline__ void issue_scores(float (&scores)[N], uint32_t q, uint32_t k)
+    {
+        wgmma_fence();
+#pragma unroll
+        for (int slab = 0; slab < SLABS; slab++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                wgmma_ss<E, 0, 0>(scores, descriptor(q + slab * (ROWS * 128 >> 4) + 2 * i),
+                                  descriptor(k + slab * (TILE * 128 >> 4) + 2 * i),
+                                  slab > 0 || i > 0);
+            }
+        }
+        wgmma_commit_group();
+    }
+    __device__ __forceinline__ uint32_t q_operand(uint32_t unit)
+    {
+        return uniform(descriptor_low_k(sm.base + at::AT_Q + q_slot(unit) * at::Q_BYTES));
+    }
+    __device__ __forceinline__ uint32_t k_operand()
+    {
+        return uniform(descriptor_low_k(sm.base + at::AT_K + keys.slot * at::SLOT_BYTES));
+    }
+
+    /* Values behind the run's end belong to somebody else, and 0 * NaN is NaN: they become zero.
+     * Both consumers may do so to the same slot, each before its own product; zeros on zeros do no
+     * harm to the other's. Whole 128-byte rows, so that the swizzle does not matter. */
+    __device__ __forceinline__ void clear_tail(uint32_t slot, int count)
+    {
+#pragma unroll 1
+        for (int i = 0; i < SLABS * TILE / 16; i++) {
+            const int key = (i * 16 + thread / 8) % TILE;
+            if (key >= count) {
+                st_shared_v4(slot + (i * WARPGROUP + thread) * 16, make_uint4(0, 0, 0, 0));
+            }
+        }
+        fence_proxy_async();
+        if (self == 0) {
+            bar_sync<1, WARPGROUP>();
+        } else {
+            bar_sync<2, WARPGROUP>();
+        }
+    }
+
+    __device__ __forceinline__ void issue_output(float (&out)[128], const uint32_t (&p)[TILE / 4],
+                                                 const step &s)
+    {
+        mbarrier_wait(sm.bar(at::V_FULL) + 8 * values.slot, values.parity);
+        const uint32_t slot = sm.base + at::AT_V + values.slot * at::SLOT_BYTES;
+        if (s.count < TILE) {
+            clear_tail(slot, s.count);
+        }
+        const uint32_t v = uniform(descriptor_low_mn(slot, TILE * 128));
+        const int keep = !s.first || !(unit_at(s.unit)->item.flags & RA_WORK_FRESH);
+        wgmma_fence();
+#pragma unroll
+        for (int c = 0; c < TILE / 16; c++) {
+            wgmma_rs<E, 1>(out, p[4 * c], p[4 * c + 1], p[4 * c + 2], p[4 * c + 3],
+                           descriptor(v + c * (16 * 128 >> 4)), c > 0 ? 1 : keep);
+        }
+        wgmma_commit_group();
+    }
+
+    /* ---- softmax and state */
+
+    __device__ __forceinline__ float *lse_at(uint32_t unit)
+    {
+        const fold_unit *u = unit_at(unit);
+        return view_at<float>(args.lse, u->item.row, head_of(unit),
+                              (int64_t)u->item.index + self * ROWS + row);
+    }
+    __device__ __forceinline__ float *inverse() const
+    {
+        return (float *)(sm.bytes + at::AT_INVERSE) + self * ROWS + row;
+    }
+
+    /* From nothing, or from a state of maximum lse, sum 1 and numerator acc. */
+    __device__ __forceinline__ void begin(uint32_t unit)
+    {
+        rows = softmax_rows{-INFINITY, -INFINITY, 0.0f, 0.0f};
+        if (!(unit_at(unit)->item.flags & RA_WORK_FRESH)) {
+            const float *lse = lse_at(unit);
+            const int count = rows_of(unit);
+            rows.max0 = row < count ? __ldcg(lse) * RA_LOG2E : -INFINITY;
+            rows.max1 = row + 8 < count ? __ldcg(lse + 8 * args.lse.seq) * RA_LOG2E : -INFINITY;
+            const float share = lane % 4 == 0 ? 1.0f : 0.0f;
+            rows.sum0 = rows.max0 == -INFINITY ? 0.0f : share;
+            rows.sum1 = rows.max1 == -INFINITY ? 0.0f : share;
+        }
+    }
+
+    /* Sums are complete: lse to memory, inverses to shared memory until the store. */
+    __device__ __forceinline__ void end(uint32_t unit)
+    {
+        const float sum0 = quad_sum(rows.sum0), sum1 = quad_sum(rows.sum1);
+        if (lane % 4 == 0) {
+            const int count = rows_of(unit);
+            float *lse = lse_at(unit);
+            inverse()[0] = softmax_inverse(sum0);
+            inverse()[8] = softmax_inverse(sum1);
+            if (row < count) {
+                lse[0] = softmax_lse(rows.max0, sum0);
+            }
+            if (row + 8 < count) {
+                lse[8 * args.lse.seq] = softmax_lse(rows.max1, sum1);
+            }
+        }
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ void softmax(float (&scores)[N], const step &s)
+    {
+        if (s.partial) {
+            const int2 *reach = sm.reach(q_slot(s.unit)) + row;
+            const tile_info tile = {s.pos, s.count, 1, 0};
+            softmax_mask(scores, tile_columns(tile, reach[0]), tile_columns(tile, reach[8]), lane);
+        }
+        factor = softmax_raise(rows, scores, args.scale_log2);
+        softmax_exp(rows, scores, 0, N, args.scale_log2, softmax_shift(rows.max0),
+                    softmax_shift(rows.max1));
+        /* The exponentials stay here, beside the products in flight. */
+        wgmma_fence_operand(scores);
+        opaque(rows.sum0);
+        opaque(rows.sum1);
+    }
+
+    static __device__ __forceinline__ void pack(uint32_t (&p)[TILE / 4], const float (&scores)[N])
+    {
+#pragma unroll
+        for (int i = 0; i < TILE / 4; i++) {
+            p[i] = cvt_rn_x2<E>(scores[2 * i], scores[2 * i + 1]);
+        }
+    }
+
+    template <typename T>
+    __device__ __forceinline__ row_pair<T> rows_in(const fold_view &view, uint32_t unit)
+    {
+        row_pair<T> r = view_rows<T>(view, unit_at(unit), head_of(unit), self * ROWS + row, 0);
+        return r;
+    }
+
+    __device__ __forceinline__ void store(const float (&out)[128], uint32_t unit)
+    {
+        const float2 scale = make_float2(inverse()[0], inverse()[8]);
+        if (unit_at(unit)->item.flags & RA_WORK_FINAL) {
+            store_rows_as<E>(out, rows_in<E>(args.out, unit), scale, args.channels, lane);
+        } else {
+            store_rows(out, rows_in<float>(args.acc, unit), scale, args.channels, lane);
+        }
+        release_unit(unit);
+    }
+
+    /* What `out` needs before the values of a step are added. */
+    __device__ __forceinline__ void prepare_output(float (&out)[128], const step &s)
+    {
+        if (s.first) {
+            if (deferred != NONE) {
+                store(out, deferred);
+                deferred = NONE;
+                oldest = s.unit;
+            }
+            if (!(unit_at(s.unit)->item.flags & RA_WORK_FRESH)) {
+                load_rows(out, rows_in<float>(args.acc, s.unit), args.channels, lane);
+            }
+        }
+        if (__any_sync(~0u, factor.x != 1.0f || factor.y != 1.0f)) {
+#pragma unroll
+            for (int i = 0; i < 128; i += 4) {
+                out[i] *= factor.x;
+                out[i + 1] *= factor.x;
+                out[i + 2] *= factor.y;
+                out[i + 3] *= factor.y;
+            }
+        }
+    }
+
+    /* Values of the step before, if held, and those passed over before this step. */
+    __device__ __forceinline__ void release_older(bool &held, step &s)
+    {
+        if (held) {
+            release_values();
+        }
+        pass_values(s.passed);
+        held = false;
+        s.passed = 0;
+    }
+
+    __device__ __forceinline__ void run()
+    {
+        float out[128], scores[N];
+        uint32_t p[TILE / 4];
+        step now, next;
+#pragma unroll
+        for (int i = 0; i < 128; i++) {
+            out[i] = 0.0f;
+        }
+        while (advance<true>(now)) {
+            oldest = now.unit;
+            issue_scores(scores, q_operand(now.unit), k_operand());
+            wgmma_wait_group<0>();
+            wgmma_fence_operand(scores);
+            release_keys();
+            begin(now.unit);
+            softmax(scores, now);
+            bool held = false; /* the product before this step's may be in flight */
+            for (;;) {
+                if (now.ends) { /* before a wait that may take long */
+                    wgmma_wait_group<0>();
+                    release_older(held, now);
+                }
+                if (!advance<false>(next)) {
+                    break;
+                }
+                const uint32_t q = q_operand(next.unit), k = k_operand();
+                wgmma_wait_group<0>();
+                wgmma_fence_operand(out);
+                pack(p, scores);
+                issue_scores(scores, q, k);
+                release_older(held, now);
+                prepare_output(out, now);
+                issue_output(out, p, now);
+                held = true;
+                wgmma_wait_group<1>();
+                wgmma_fence_operand(scores);
+                release_keys();
+                if (next.first) {
+                    end(now.unit);
+                    deferred = now.unit;
+                    begin(next.unit);
+                }
+                softmax(scores, next);
+                now = next;
+            }
+            wgmma_wait_group<0>();
+            wgmma_fence_operand(out);
+            release_older(held, now);
+            pack(p, scores);
+            prepare_output(out, now);
+            issue_output(out, p, now);
+            wgmma_wait_group<0>();
+            wgmma_fence_operand(out);
+            release_values();
+            pass_values(next.passed);
+            end(now.unit);
+            store(out, now.unit);
+        }
+    }
+};
+
+} // namespace fold256
+
+#endif

@@ -1,0 +1,380 @@
+/*
+ * First kernel of the tuned backward: probabilities and their gradients of a slab's blocks, into
+ * the workspace. s = q k, p = exp(scale s - lse); dp = dout v, ds = p (dp - delta). A CTA computes
+ * one block of 128 keys for two units of 128 queries (two heads, or two halves of a strip); a
+ * cluster two blocks, whose queries are copied once for both if they are of one strip.
+ *
+ * Each warpgroup keeps 64 queries of both units as two accumulators, `left` one chunk of 64
+ * channels ahead of `right`, so that the arithmetic on each half runs under products of the other:
+ *   phase (s or dp):  R0 | LR1 .. | L last | R last under left's | L0 of the next under right's
+ * p stays in registers until ds needs it.
+ */
+#include "backend/cuda/grad.cuh"
+
+using namespace grad;
+
+namespace
+{
+
+constexpr float LOG2E = 1.44269504088896341f;
+
+/* What one CTA computes. */
+struct score_unit {
+    int live; /* 1, or 3 if both CTAs have the same strip */
+    int row, index, count;           /* the strip */
+    int reach, head, kv_head, slot;  /* head and slot of the first unit */
+    int source, k_row, k_index, k_count;
+    int k_pos;
+    int dead; /* 16-bit words of the masks before the first unit's */
+    int slot_step, dead_step; /* to the second unit */
+};
+
+/* ---- hand-out and copies */
+
+RA_PTX void describe_unit(const ra_grad_slab &slab, uint32_t unit, int cta, int4 (&word)[4])
+{
+    const int pair = unit % slab.pairs, two = unit / slab.pairs;
+    const int couples = (slab.block_count + 1) / 2;
+    const int kv = two / couples, couple = two % couples;
+    /* An odd block at the end is computed by both CTAs: the same bits. */
+    const int last = slab.block_count - 1;
+    const int at = min(2 * couple + cta, last), other = min(2 * couple + (cta ^ 1), last);
+    const ra_slab_block block = slab.block[at];
+    const bool shared_strip = slab.block[other].strip == block.strip;
+    const ra_slab_strip strip = slab.strip[block.strip];
+    const ra_slab_tile tile = slab.tile[block.tile];
+    const int first = (kv * slab.pairs + pair) * 2; /* unit of the slab */
+    const int head = (slab.kv_first + kv) * slab.group + pair * (1 + slab.unit_head);
+    word[0] = make_int4(shared_strip ? 3 : 1, strip.row, strip.index, strip.count);
+    word[1] = make_int4(strip.reach, head, slab.kv_first + kv, first * slab.block_count + at);
+    word[2] = make_int4(tile.source, tile.row, tile.index, tile.count);
+    word[3] =
+        make_int4(tile.pos, (first * slab.strip_count + block.strip - slab.strip_first) * 8,
+                  slab.block_count, slab.strip_count * 8);
+}
+
+/* One chunk of 64 channels: the queries of both units, the keys. */
+RA_PTX void copy_chunk(const ra_score_args &args, shared sm, int stage, const score_unit *u,
+                       int chunk, bool product)
+{
+    const CUtensorMap *a = product ? &args.dout : &args.q;
+    const CUtensorMap *b = product ? &args.v[u->source] : &args.k[u->source];
+    const uint32_t to = sm.stage(stage), full = sm.bar(FULL + stage);
+    const int head_step = args.slab.unit_head, row_step = args.slab.unit_row;
+    mbarrier_arrive_expect_tx(full, STAGE_BYTES);
+    if (u->live == 3) {
+        const int mine = cluster_ctarank();
+        cp_async_bulk_tensor_5d_multicast(to + mine * OPERAND_BYTES, a, full, 0,
+                                          u->index + mine * row_step, chunk,
+                                          u->head + mine * head_step, u->row, 3);
+    } else {
+        cp_async_bulk_tensor_5d(to, a, full, 0, u->index, chunk, u->head, u->row);
+        cp_async_bulk_tensor_5d(to + OPERAND_BYTES, a, full, 0, u->index + row_step, chunk,
+                                u->head + head_step, u->row);
+    }
+    cp_async_bulk_tensor_5d(to + 2 * OPERAND_BYTES, b, full, 0, u->k_index, chunk, u->kv_head,
+                            u->k_row);
+}
+
+/* One thread. Behind the last unit one more chunk arrives, so that no phase is a special one. */
+RA_PTX void copy_units(const ra_score_args &args, shared sm, int chunks)
+{
+    unit_reader<score_unit> reader;
+    ring_place at;
+#pragma unroll 1
+    for (; reader.wait(sm); reader.release(sm, true)) {
+#pragma unroll 1
+        for (int i = 0; i < 2 * chunks; i++) {
+            mbarrier_wait(sm.bar(EMPTY + at.stage), at.parity ^ 1);
+            copy_chunk(args, sm, at.stage, reader.unit(sm), i < chunks ? i : i - chunks,
+                       i >= chunks);
+            at.next();
+        }
+    }
+    if (reader.n > 0) {
+        mbarrier_wait(sm.bar(EMPTY + at.stage), at.parity ^ 1);
+        mbarrier_arrive(sm.bar(FULL + at.stage));
+    }
+}
+
+/* ---- what a thread knows of its two rows, eight apart, of 16 of a warp */
+
+struct row_values {
+    float a, b;
+};
+
+/* Rows past the strip's end read its last one. */
+RA_PTX row_values load_rows(const ra_grad_view &view, const score_unit *u, int head, int row)
+{
+    const float *first = view.data + (u->row * view.row + head * view.head);
+    const int last = u->count - 1;
+    return {__ldg(first + (u->index + min(row, last)) * view.seq),
+            __ldg(first + (u->index + min(row + 8, last)) * view.seq)};
+}
+
+/* Keys [begin, end) of the block that a row sees, in two bytes; none is 0. */
+RA_PTX uint32_t span_of(const ra_work_reach *reach, const score_unit *u, int row, float lse)
+{
+    if (row >= u->count || lse == -INFINITY) {
+        return 0;
+    }
+    const int2 sees = __ldg((const int2 *)(reach + u->reach + row));
+    const int begin = max(sees.x - u->k_pos, 0);
+    const int end = min(sees.y - u->k_pos, u->k_count);
+    return begin < end ? begin | end << 8 : 0;
+}
+constexpr uint32_t WHOLE_SPANS = 0x80008000u;
+static_assert(RA_BLOCK_KEYS == 0x80, "the span of a row that sees the whole block");
+
+/* Tells gemm which of the warp's 16 rows have no keys at all or are none. */
+RA_PTX void store_dead(uint16_t *dead, const score_unit *u, int row, row_values lse, int lane)
+{
+    const bool dead_a = row >= u->count || lse.a == -INFINITY;
+    const bool dead_b = row + 8 >= u->count || lse.b == -INFINITY;
+    const uint32_t mine = (uint32_t)dead_a << (lane >> 2) | (uint32_t)dead_b << (8 + (lane >> 2));
+    const uint32_t all = __reduce_or_sync(~0u, mine);
+    if (lane == 0) {
+        *dead = (uint16_t)all;
+    }
+}
+
+/* ---- arithmetic on half a phase */
+
+template <typename E> RA_PTX float2 unpack(uint32_t pair);
+template <> __device__ __forceinline__ float2 unpack<__nv_bfloat16>(uint32_t pair)
+{
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+template <> __device__ __forceinline__ float2 unpack<__half>(uint32_t pair)
+{
+    return __half22float2(*(const __half2 *)&pair);
+}
+
+/* Where a warp's 16 x 128 values go. */
+struct half_place {
+    const CUtensorMap *map;
+    uint32_t staging;
+    int row, slot; /* of the block in the workspace */
+};
+
+/* acc becomes p (x: lse in base 2) or ds (x: delta), is rounded and stored; p is kept. */
+template <typename E, bool MASKED, bool DS>
+RA_PTX void finish_half(float (&acc)[64], uint32_t (&p)[32], half_place to, float scale,
+                        row_values x, uint32_t spans, int lane)
+{
+    const uint32_t row = to.staging + (lane & 15) * 128;
+    const int own = (lane & 3) * 2;
+    const int begin_a = (int)(spans & 0xff) - own, count_a = (int)(spans >> 8 & 0xff) - own - begin_a;
+    const int begin_b = (int)(spans >> 16 & 0xff) - own, count_b = (int)(spans >> 24) - own - begin_b;
+    if (lane == 0) {
+        cp_async_bulk_wait_group_read<0>(); /* the last store has left the staging memory */
+    }
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < 16; j += 2) { /* 16 columns */
+        uint32_t out[4];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int i = (j + h) * 4, column = (j + h) * 8;
+            float y[4];
+            if constexpr (DS) {
+                const float2 pa = unpack<E>(p[i / 2]), pb = unpack<E>(p[i / 2 + 1]);
+                y[0] = (acc[i] - x.a) * pa.x;
+                y[1] = (acc[i + 1] - x.a) * pa.y;
+                y[2] = (acc[i + 2] - x.b) * pb.x;
+                y[3] = (acc[i + 3] - x.b) * pb.y;
+            } else {
+                y[0] = ex2_approx(fmaf(acc[i], scale, -x.a));
+                y[1] = ex2_approx(fmaf(acc[i + 1], scale, -x.a));
+                y[2] = ex2_approx(fmaf(acc[i + 2], scale, -x.b));
+                y[3] = ex2_approx(fmaf(acc[i + 3], scale, -x.b));
+            }
+            if constexpr (MASKED) { /* by selection: a NaN is gone */
+                y[0] = (uint32_t)(column - begin_a) < (uint32_t)count_a ? y[0] : 0.0f;
+                y[1] = (uint32_t)(column + 1 - begin_a) < (uint32_t)count_a ? y[1] : 0.0f;
+                y[2] = (uint32_t)(column - begin_b) < (uint32_t)count_b ? y[2] : 0.0f;
+                y[3] = (uint32_t)(column + 1 - begin_b) < (uint32_t)count_b ? y[3] : 0.0f;
+            }
+            out[2 * h] = cvt_rn_x2<E>(y[0], y[1]);
+            out[2 * h + 1] = cvt_rn_x2<E>(y[2], y[3]);
+            if constexpr (!DS) {
+                p[i / 2] = out[2 * h];
+                p[i / 2 + 1] = out[2 * h + 1];
+            }
+        }
+        const uint32_t chunk = (uint32_t)((j & 7) + (lane >> 4)) ^ (lane & 7);
+        stmatrix_x4(row + j / 8 * 2048 + (chunk << 4), out[0], out[1], out[2], out[3]);
+    }
+    fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) {
+        cp_async_bulk_tensor_5d_store(to.map, to.staging, 0, to.row, 0, to.slot, 0);
+        cp_async_bulk_commit_group();
+    }
+}
+
+/* Everything that happens to one half (side 0 left, 1 right) of a phase when its products are
+ * there. */
+template <typename E, bool DS>
+RA_PTX void take_half(const ra_score_args &args, shared sm, const score_unit *u, float (&acc)[64],
+                      uint32_t (&p)[32], uint32_t &spans, row_values x, int side, int thread,
+                      int warpgroup)
+{
+    const int lane = thread & 31, warp = warpgroup * 4 + thread / 32;
+    const int first = side * args.slab.unit_row + warp * 16;
+    if constexpr (!DS) {
+        const int row = first + lane / 4;
+        spans = span_of(args.reach, u, row, x.a) | span_of(args.reach, u, row + 8, x.b) << 16;
+        store_dead(args.slab.dead + (u->dead + side * u->dead_step + warp), u, row, x, lane);
+        x.a *= LOG2E;
+        x.b *= LOG2E;
+    }
+    const half_place to = {DS ? &args.ds : &args.p,
+                           sm.base + AT_STAGING + warp * WARP_STAGING, warp * 16,
+                           u->slot + side * u->slot_step};
+    const float scale = args.slab.scale * LOG2E;
+    if (__any_sync(~0u, spans != WHOLE_SPANS)) {
+        finish_half<E, true, DS>(acc, p, to, scale, x, spans, lane);
+    } else {
+        finish_half<E, false, DS>(acc, p, to, scale, x, spans, lane);
+    }
+}
+
+/* ---- products */
+
+/* One chunk of one half; first: the accumulator starts anew. */
+template <typename E>
+RA_PTX void multiply(float (&acc)[64], shared sm, int stage, int side, int warpgroup, bool first)
+{
+    const uint32_t at = sm.stage(stage);
+    const uint64_t a =
+        descriptor(descriptor_low_k(at + side * OPERAND_BYTES + warpgroup * (OPERAND_BYTES / 2)));
+    const uint64_t b = descriptor(descriptor_low_k(at + 2 * OPERAND_BYTES));
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        wgmma_ss<E, 0, 0>(acc, a + 2 * k, b + 2 * k, !first || k > 0);
+    }
+}
+
+/* First chunk of a phase, left half: one group stays in flight. The result is its stage. */
+template <typename E>
+RA_PTX int open_phase(float (&left)[64], shared sm, ring_place &at, int warpgroup)
+{
+    const int stage = at.stage;
+    mbarrier_wait(sm.bar(FULL + stage), at.parity);
+    wgmma_fence();
+    multiply<E>(left, sm, stage, 0, warpgroup, true);
+    wgmma_commit_group();
+    at.next();
+    return stage;
+}
+
+struct half_state {
+    float acc[64];
+    uint32_t p[32];
+    uint32_t spans;
+};
+
+template <typename E, bool DS>
+RA_PTX void run_phase(const ra_score_args &args, shared sm, const score_unit *u, half_state &left,
+                      half_state &right, ring_place &at, int &opened, int thread, int warpgroup,
+                      int chunks)
+{
+    const int row = warpgroup * 64 + thread / 32 * 16 + (thread & 31) / 4;
+    const ra_grad_view &view = DS ? args.delta : args.lse;
+    int before = opened;
+    wgmma_fence();
+    multiply<E>(right.acc, sm, opened, 1, warpgroup, true);
+    wgmma_commit_group();
+#pragma unroll 1
+    for (int k = 1; k < chunks - 1; k++) {
+        mbarrier_wait(sm.bar(FULL + at.stage), at.parity);
+        wgmma_fence();
+        multiply<E>(left.acc, sm, at.stage, 0, warpgroup, false);
+        multiply<E>(right.acc, sm, at.stage, 1, warpgroup, false);
+        wgmma_commit_group();
+        wgmma_wait_group<1>();
+        release_stage(sm, before, thread);
+        before = at.stage;
+        at.next();
+    }
+    row_values x = load_rows(view, u, u->head, row);
+    const int last = at.stage;
+    mbarrier_wait(sm.bar(FULL + last), at.parity);
+    wgmma_fence();
+    multiply<E>(left.acc, sm, last, 0, warpgroup, false);
+    wgmma_commit_group();
+    at.next();
+    wgmma_wait_group<1>();
+    release_stage(sm, before, thread);
+    wgmma_fence();
+    multiply<E>(right.acc, sm, last, 1, warpgroup, false);
+    wgmma_commit_group();
+    wgmma_wait_group<1>(); /* left is complete */
+    take_half<E, DS>(args, sm, u, left.acc, left.p, left.spans, x, 0, thread, warpgroup);
+    x = load_rows(view, u, u->head + args.slab.unit_head, args.slab.unit_row + row);
+    opened = open_phase<E>(left.acc, sm, at, warpgroup);
+    wgmma_wait_group<1>(); /* right is complete */
+    release_stage(sm, last, thread);
+    take_half<E, DS>(args, sm, u, right.acc, right.p, right.spans, x, 1, thread, warpgroup);
+}
+
+template <typename E>
+RA_PTX void multiply_units(const ra_score_args &args, shared sm, int thread, int warpgroup,
+                           int chunks)
+{
+    half_state left, right;
+    unit_reader<score_unit> reader;
+    ring_place at;
+    if (!reader.wait(sm)) {
+        return;
+    }
+    int opened = open_phase<E>(left.acc, sm, at, warpgroup);
+#pragma unroll 1
+    do {
+        const score_unit *u = reader.unit(sm);
+        run_phase<E, false>(args, sm, u, left, right, at, opened, thread, warpgroup, chunks);
+        run_phase<E, true>(args, sm, u, left, right, at, opened, thread, warpgroup, chunks);
+        reader.release(sm, (thread & 31) == 0);
+    } while (reader.wait(sm));
+    wgmma_wait_group<0>();
+    release_stage(sm, opened, thread);
+    if ((thread & 31) == 0) {
+        cp_async_bulk_wait_group<0>();
+    }
+}
+
+template <typename E>
+__global__ void __launch_bounds__(THREADS, 1) score(const __grid_constant__ ra_score_args args)
+{
+    extern __shared__ __align__(1024) char bytes[];
+    const int thread = threadIdx.x % WARPGROUP, warpgroup = threadIdx.x / WARPGROUP;
+    const int chunks = args.slab.chan / RA_SLAB;
+    const shared sm = open_shared(bytes);
+    begin_after_last(args.slab);
+    if (warpgroup == 0) {
+        setmaxnreg_dec<LOAD_REGISTERS>();
+        if (thread == 0) {
+            copy_units(args, sm, chunks);
+        } else if (thread == 32 && cluster_ctarank() == 0) {
+            const ra_grad_slab &slab = args.slab;
+            const uint32_t units = (uint32_t)((slab.block_count + 1) / 2) * slab.pairs *
+                                   slab.kv_count;
+            hand_out(sm, slab.counter, units, [&](uint32_t unit, int cta, int4 (&word)[4]) {
+                describe_unit(args.slab, unit, cta, word);
+            });
+        }
+    } else {
+        setmaxnreg_inc<CONSUMER_REGISTERS>();
+        multiply_units<E>(args, sm, thread, warpgroup - 1, chunks);
+    }
+    close_shared();
+}
+
+} /* namespace */
+
+ra_status ra_grad_score(const ra_score_args *args, ra_dtype dtype, int clusters,
+                        cudaStream_t stream)
+{
+    return launch(dtype == RA_BF16 ? score<__nv_bfloat16> : score<__half>, args, clusters, stream);
+}
