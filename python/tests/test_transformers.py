@@ -113,6 +113,10 @@ def exact_attention(module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
     return (weights @ v).transpose(1, 2), None
 
 
+def stay_double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.to(torch.float32)
+
+
 @cache
 def eager(name: str, dtype: torch.dtype) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     batch = batch_of(name)
@@ -123,8 +127,8 @@ def eager(name: str, dtype: torch.dtype) -> tuple[torch.Tensor, dict[str, torch.
     if exactly:
         transformers.AttentionInterface.register("exact", exact_attention)
         model.set_attn_implementation("exact")
-    # Norms and rotary embeddings ask for float32 by name; the reference must not.
-    with mock.patch.object(torch.Tensor, "float", torch.Tensor.double) if exactly else nullcontext():
+    # Norms go to float32 by themselves; those of the reference must stay in float64.
+    with mock.patch.object(torch.Tensor, "float", stay_double) if exactly else nullcontext():
         logits = model(**inputs, attention_mask=masks, use_cache=False).logits
     loss_of(logits, targets_of(batch)).backward()
     return logits.detach(), {n: p.grad for n, p in model.named_parameters()}

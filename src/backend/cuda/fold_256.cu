@@ -150,10 +150,9 @@ __global__ void __launch_bounds__(THREADS, 1) fold_256(const __grid_constant__ f
 
 /* ---- the host side */
 
-template <typename E, int CTAS>
-ra_status launch_as(const ra_fold_job *job, const ra_cuda_work *work, const ra_cuda_launch *at)
+template <typename E, int CTAS, int TILE>
+ra_status launch_tile(const ra_fold_job *job, const ra_cuda_work *work, const ra_cuda_launch *at)
 {
-    constexpr int TILE = 64;
     const fold_boxes box = {.q_seq = ROWS,
                             .q_slabs = SLABS,
                             .k_seq = TILE,
@@ -163,6 +162,15 @@ ra_status launch_as(const ra_fold_job *job, const ra_cuda_work *work, const ra_c
     fold_args args;
     RA_TRY(fold_arguments(job, work, at, CTAS, box, &args));
     return fold_run(fold_256<E, CTAS, TILE>, &args, at, CTAS, THREADS, layout<TILE>::SHARED_BYTES);
+}
+
+/* Long rows of keys gain from longer tiles; in a window, tiles as long as a consumer's queries
+ * leave the least outside of it. */
+template <typename E, int CTAS>
+ra_status launch_as(const ra_fold_job *job, const ra_cuda_work *work, const ra_cuda_launch *at)
+{
+    return job->cover->mask.window > 0 ? launch_tile<E, CTAS, 64>(job, work, at)
+                                       : launch_tile<E, CTAS, 80>(job, work, at);
 }
 
 bool supports(const ra_fold_job *job, const ra_cuda_work *work, const ra_cuda_launch *at)
