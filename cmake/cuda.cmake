@@ -22,6 +22,9 @@ set(RA_CUDA_PLAIN_SOURCES
 # Kernels for Hopper alone, and the host code that only they need. tools/check_ptxas.py reads this
 # list.
 set(RA_CUDA_TUNED_SOURCES
+    src/backend/cuda/fold_256.cu
+    src/backend/cuda/fold_512.cu
+    src/backend/cuda/tensor_map.c
 )
 
 function(ra_cuda_flags target)
@@ -106,7 +109,7 @@ if(RA_GPU_TESTS)
         target_include_directories(gpu_support PUBLIC ${tests}/gpu/harness)
     endif()
     # The CPU's own tests of the whole operation run there unchanged.
-    foreach(source gpu/test_gpu_backend.c gpu/test_gpu_ring.c test_prop_ring.c test_varlen.c
+    foreach(source gpu/test_gpu_backend.c gpu/test_gpu_fold.c gpu/test_gpu_ring.c test_prop_ring.c test_varlen.c
             test_probes_mask.c test_probes_data.c test_probes_shape.c)
         cmake_path(GET source STEM name)
         string(REGEX REPLACE "^test_(gpu_)?" "gpu_" name ${name})
@@ -114,6 +117,10 @@ if(RA_GPU_TESTS)
         ra_target_flags(${name})
         target_link_libraries(${name} PRIVATE gpu_support)
     endforeach()
+
+    add_executable(gpu_ptx ${tests}/gpu/test_ptx.cu)
+    ra_cuda_flags(gpu_ptx)
+    set_target_properties(gpu_ptx PROPERTIES CUDA_ARCHITECTURES 90a-real)
 
     add_executable(gpu_bench bench/gpu_bench.cu bench/gpu_bench_check.c)
     ra_cuda_flags(gpu_bench)

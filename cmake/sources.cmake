@@ -77,6 +77,7 @@ set(RA_CLI_SOURCES
     src/cli/device.c
     src/cli/imagine.c
     src/cli/peak.c
+    src/cli/processes.c
     src/cli/progress.c
     src/cli/reference.c
     src/cli/report.c

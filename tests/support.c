@@ -107,6 +107,11 @@ int64_t support_steps(int64_t steps)
     return scaled > 0 ? scaled : 1;
 }
 
+bool support_thin(void)
+{
+    return support_steps(100) < 100;
+}
+
 bool support_slow(void)
 {
     const char *text = getenv("RA_TEST_SLOW");

@@ -29,6 +29,8 @@ uint64_t support_seed(void);
 
 /* Steps that a property test takes: RA_TEST_STEPS scales `steps` in percent, 100 by default. */
 int64_t support_steps(int64_t steps);
+/* RA_TEST_STEPS below 100, as under a sanitizer: repetitions may be thinned out. */
+bool support_thin(void);
 /* RA_TEST_SLOW=1 runs the slow half of a test; a test that leaves it out says so. */
 bool support_slow(void);
 

@@ -95,7 +95,7 @@ static void refuses_with_a_reason(void **state)
         {"check a --json=1", "takes no argument"},
         {"check a --threads -1", "--threads"},
         {"check a --backend tpu", "--backend: tpu, expected cpu"},
-        {"check a --transport mpi", "expected threads"},
+        {"check a --transport fax", "expected threads"},
         {"check a --dtype f64", "expected file, f32"},
         {"check a --layout ring", "--layout: ring"},
         {"check a --layout uneven:x", "seed"},

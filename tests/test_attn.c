@@ -40,7 +40,7 @@ static void every_path(void **state)
     static const ra_dtype dtypes[] = {RA_BF16, RA_F16, RA_F32};
     rng r = rng_of(support_seed());
     for (int i = 0; i < 3; i++) {
-        for (int ranks = 1; ranks <= 4; ranks++) {
+        for (int ranks = support_thin() ? 3 : 1; ranks <= (support_thin() ? 3 : 4); ranks++) {
             problem p;
             int32_t doc_id[2 * 90];
             for (int j = 0; j < 180; j++) {
@@ -110,7 +110,7 @@ static void options_keep_bits(void **state)
 {
     (void)state;
     rng r = rng_of(support_seed());
-    for (int turn = 0; turn < 20; turn++) {
+    for (int turn = 0; turn < (support_thin() ? 5 : 20); turn++) {
         problem p;
         ra_layer layer = layer_of(4, 2, 32, RA_BF16);
         random_mask(&r, 30, &layer);

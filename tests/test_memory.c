@@ -177,8 +177,7 @@ static uint64_t kernel_bytes(ra_layer layer)
     return (uint64_t)atomic_load(&probe.peak_bytes) - stated_scratch(&report.info);
 }
 
-/* Scratch that plans state is scratch that a rank allocates, for every layout and option; and the
- * K/V part of a windowed layer does not grow with the ranks (P25). */
+/* Scratch that plans state is scratch that a rank allocates, for every layout and option. */
 static void scratch_is_stated(void **state)
 {
     (void)state;
@@ -219,6 +218,37 @@ static void scratch_is_stated(void **state)
             assert_true(bare[rank].info.scratch_forward_bytes == info->scratch_forward_bytes);
         }
         problem_free(&p);
+    }
+}
+
+/* P25: with shards of one length, a windowed layer's memory does not depend on the number of ranks.
+ */
+static void memory_by_ranks(void **state)
+{
+    (void)state;
+    uint64_t first[2] = {0};
+    for (int ranks = 3; ranks <= PROBLEM_RANKS_MAX; ranks++) {
+        problem p = {.layer = layer_of(4, 2, 64, RA_BF16), .rows = 2, .seq = 64 * (int64_t)ranks};
+        rank_report reports[PROBLEM_RANKS_MAX] = {{0}};
+        world_options o = {.ctx = {.plan_only = true}};
+        layout l = layout_contiguous(ranks, p.seq);
+        p.layer.window = 100;
+        support_limit(30, "P25, memory of %d ranks", ranks);
+        world_try(&p, &l, &o, NULL, reports);
+        uint64_t most[2] = {0};
+        for (int rank = 0; rank < ranks; rank++) {
+            const ra_plan_info *info = &reports[rank].info;
+            uint64_t bytes[2] = {info->scratch_forward_bytes, info->scratch_backward_bytes};
+            assert_int_equal(reports[rank].status, RA_OK);
+            assert_true(info->rows_received <= 2 * (p.layer.window - 1));
+            for (int i = 0; i < 2; i++) {
+                most[i] = bytes[i] > most[i] ? bytes[i] : most[i];
+            }
+        }
+        for (int i = 0; i < 2; i++) {
+            first[i] = ranks == 3 ? most[i] : first[i];
+            assert_true(most[i] > 0 && most[i] == first[i]);
+        }
     }
 }
 
@@ -290,8 +320,8 @@ int main(int argc, char **argv)
     support_start(argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_are_minimal), cmocka_unit_test(windowed_traffic),
-        cmocka_unit_test(scratch_is_stated), cmocka_unit_test(no_dense_fallback),
-        cmocka_unit_test(no_dense_plan),
+        cmocka_unit_test(scratch_is_stated), cmocka_unit_test(memory_by_ranks),
+        cmocka_unit_test(no_dense_fallback), cmocka_unit_test(no_dense_plan),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -87,7 +87,7 @@ static void tile_edges(void **state)
     static const int dims[] = {8, 16, 64, 80, 96, 128, 192, 256, 320, 512};
     static const ra_dtype dtypes[] = {RA_F32, RA_BF16, RA_F16};
     enum { EDGES = sizeof edges / sizeof *edges };
-    size_t thin = support_steps(100) < 100 ? 5 : 1; /* under a sanitizer, by RA_TEST_STEPS */
+    size_t thin = support_thin() ? 5 : 1;
     int turn = 0;
     for (size_t d = 0; d < sizeof dims / sizeof *dims; d++) {
         for (size_t i = 0; i < EDGES; i++) {

@@ -85,6 +85,10 @@ step_build() {
 
 step_tests() {
     local seed name
+    begin "ptx wrappers" "$build/gpu_ptx"
+    collect
+    begin "tuned forward" "$build/gpu_fold"
+    collect
     begin backend "$build/gpu_backend"
     begin varlen "$build/gpu_varlen"
     for name in mask data shape; do

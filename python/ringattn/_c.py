@@ -300,17 +300,18 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     ),
 }
 
+# Of include/ringattn_cuda.h, in libringattn-cuda only.
+CUDA_PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
+    "ra_cuda_device_count": (c_int, []),
+    "ra_backend_open_cuda": (c_int, [c_int, c_void_p, _OUT]),
+}
+
 
 def _candidates(stem: str) -> list[str]:
-    """Where a library of the project may be: named by the user, inside the wheel, installed."""
+    """Where a library of the project may be: inside the wheel, or installed."""
     folder = Path(__file__).parent / "lib"
-    named = os.environ.get("RINGATTN_LIBRARY")
-    places = [named] if named and stem == "ringattn" else []
-    if named and stem != "ringattn":
-        places += [str(path) for path in sorted(Path(named).parent.glob(f"lib{stem}.so*"))]
-    places += [str(path) for path in sorted(folder.glob(f"lib{stem}*.dylib"))]
-    places += [str(path) for path in sorted(folder.glob(f"lib{stem}.so*"))]
-    return [*places, f"lib{stem}.so.0", f"lib{stem}.dylib"]
+    inside = sorted(folder.glob(f"lib{stem}.so*")) + sorted(folder.glob(f"lib{stem}.dylib"))
+    return [*(str(path) for path in inside), f"lib{stem}.so.0", f"lib{stem}.dylib"]
 
 
 def load_library(stem: str) -> tuple[ctypes.CDLL, str]:
@@ -321,7 +322,21 @@ def load_library(stem: str) -> tuple[ctypes.CDLL, str]:
             return ctypes.CDLL(place), place
         except OSError as error:
             reasons.append(str(error))
-    raise UnavailableError(RA_E_UNAVAILABLE, "RA_E_UNAVAILABLE", f"lib{stem}: " + "; ".join(reasons))
+    raise UnavailableError(
+        RA_E_UNAVAILABLE, "RA_E_UNAVAILABLE", f"lib{stem}: " + "; ".join(reasons)
+    )
+
+
+def _load() -> tuple[ctypes.CDLL, str]:
+    """RINGATTN_LIBRARY if it is set, else libringattn-cuda, which holds all of libringattn and more,
+    else libringattn. Only one of them: contexts of one know nothing of the other's backends."""
+    named = os.environ.get("RINGATTN_LIBRARY")
+    if named:
+        return ctypes.CDLL(named), named
+    try:
+        return load_library("ringattn-cuda")
+    except UnavailableError:
+        return load_library("ringattn")
 
 
 def declare(library: ctypes.CDLL, prototypes: dict[str, tuple[Any, list[Any]]]) -> None:
@@ -332,8 +347,11 @@ def declare(library: ctypes.CDLL, prototypes: dict[str, tuple[Any, list[Any]]]) 
         function.argtypes = arguments
 
 
-lib, library_path = load_library("ringattn")
+lib, library_path = _load()
 declare(lib, PROTOTYPES)
+HAS_CUDA = hasattr(lib, "ra_backend_open_cuda")
+if HAS_CUDA:
+    declare(lib, CUDA_PROTOTYPES)
 
 
 def version() -> str:

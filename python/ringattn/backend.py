@@ -1,14 +1,14 @@
 """Where math runs: opens the library's backend for a torch device.
 
-The CPU backend is in the library itself; the CUDA backend is a library of its own, looked for when
-the first CUDA tensor asks for it. Must not know ranks or steps.
+The CPU backend is in every build of the library, the CUDA backend in libringattn-cuda. Must not know
+ranks or steps.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from ctypes import POINTER, c_int, c_void_p
+from ctypes import c_void_p
 
 import torch
 
@@ -45,12 +45,19 @@ class Backend:
         self.close()
 
 
+def unavailable(message: str) -> UnavailableError:
+    return UnavailableError(_c.RA_E_UNAVAILABLE, "RA_E_UNAVAILABLE", message)
+
+
 def _open_cuda(device: torch.device) -> Backend:
-    library, _ = _c.load_library("ringattn-cuda")
-    _c.declare(library, {"ra_backend_open_cuda": (c_int, [c_int, POINTER(c_void_p)])})
+    if not _c.HAS_CUDA:
+        raise unavailable(
+            f"device: {device}, but {_c.library_path} is built without the CUDA backend; "
+            "pip install with -C cmake.define.RA_CUDA=ON adds it"
+        )
     index = torch.cuda.current_device() if device.index is None else device.index
     handle = c_void_p()
-    _c.check(library.ra_backend_open_cuda(index, ctypes.byref(handle)))
+    _c.check(_c.lib.ra_backend_open_cuda(index, None, ctypes.byref(handle)))
     return Backend(handle, torch.device("cuda", index))
 
 
@@ -59,10 +66,8 @@ def open_backend(device: torch.device, threads: int | None = None) -> Backend:
     if device.type == "cuda":
         return _open_cuda(device)
     if device.type != "cpu":
-        raise UnavailableError(
-            _c.RA_E_UNAVAILABLE,
-            "RA_E_UNAVAILABLE",
-            f"device: {device}, expected cpu or cuda: no backend of ringattn runs there",
+        raise unavailable(
+            f"device: {device}, expected cpu or cuda: no backend of ringattn runs there"
         )
     handle = c_void_p()
     count = torch.get_num_threads() if threads is None else threads

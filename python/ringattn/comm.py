@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from ringattn import _c
 from ringattn.errors import CommError
@@ -35,12 +36,12 @@ class TransportError(Exception):
 _opened: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
-def _own_store(parent: Any) -> dist.Store:
+def _own_store(parent: Any) -> Any:
     """A part of the parent's store for one context. torch.distributed.new_group would name its group
     by a count of groups that only agrees if every process of the program takes part."""
     count = _opened.get(parent, 0)
     _opened[parent] = count + 1
-    return dist.PrefixStore(f"ringattn/{count}", parent.get_group_store())
+    return PrefixStore(f"ringattn/{count}", parent.get_group_store())
 
 
 class _Waiter:

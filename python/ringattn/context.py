@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ringattn import _c
-from ringattn.backend import Backend, open_backend
+from ringattn.backend import Backend, open_backend, unavailable
 from ringattn.comm import Comm, open_group, open_single
 from ringattn.errors import ArgumentError
 from ringattn.layer import Layer
@@ -178,6 +178,11 @@ class Context:
         )
         group = _process_group(group)
         backend = open_backend(torch.device(device), threads)
+        if group is not None and backend.device.type != "cpu":
+            raise unavailable(
+                f"device: {backend.device}, expected cpu with a group: the messages of a "
+                "torch.distributed group are host memory"
+            )
         comm = open_single() if group is None else open_group(group, timeout_ms)
         self._core = _Core(backend, comm)
         array = (_c.Layer * max(len(self.layers), 1))(*(layer.to_c() for layer in self.layers))

@@ -24,11 +24,19 @@ def _library_lines() -> list[tuple[str, str]]:
     return [
         ("library", f"{_c.version()}, {_c.library_path}"),
         ("backend cpu", ", ".join(levels)),
-        ("backend cuda", _part("ringattn-cuda")),
+        ("backend cuda", _cuda()),
         ("transport nccl", _part("ringattn-nccl")),
         ("transport mpi", _part("ringattn-mpi")),
         ("transport", "single process"),
     ]
+
+
+def _cuda() -> str:
+    from ringattn import _c
+
+    if not _c.HAS_CUDA:
+        return "missing: this library is built without it"
+    return f"{_c.lib.ra_cuda_device_count()} devices"
 
 
 def _part(stem: str) -> str:

@@ -6,6 +6,7 @@ model silently trains with something else. Must not know ranks or steps.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -80,7 +81,7 @@ class Layer:
     def to_c(self) -> _c.Layer:
         """The struct of the header. Whether its values make sense is the library's to say."""
         layer = _c.Layer()
-        layer.size = _c.ctypes.sizeof(layer)
+        layer.size = ctypes.sizeof(layer)
         layer.q_heads, layer.kv_heads = self.q_heads, self.kv_heads
         layer.head_dim = self.head_dim
         layer.dtype = DTYPE[self.dtype]

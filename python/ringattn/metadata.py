@@ -67,13 +67,18 @@ def agree(
     return [(int(a), int(b)) for a, b in numbers]
 
 
+def _distinct(ids: torch.Tensor) -> torch.Tensor:
+    """Sorted; torch.unique without its untyped wrapper."""
+    return torch.unique_consecutive(ids.flatten().sort().values)
+
+
 def wide_ids(ids: torch.Tensor | None) -> torch.Tensor:
     """The distinct ids of this rank if one of them does not fit int32, else none."""
     if ids is None or ids.dtype != torch.int64 or ids.numel() == 0:
         return torch.empty(0, dtype=torch.int64)
     if int(ids.max()) <= _INT32_MAX:
         return torch.empty(0, dtype=torch.int64)
-    return ids.unique().cpu()
+    return _distinct(ids.cpu())
 
 
 def host_documents(
@@ -87,13 +92,13 @@ def host_documents(
     distinct = (
         torch.empty(0, dtype=torch.int64)
         if positive is None
-        else positive.to(torch.int64).unique()
+        else _distinct(positive.to(torch.int64))
     )
     sizes = comm.gather(torch.tensor([distinct.numel()]), timeout_ms).flatten()
     mine = torch.zeros(int(sizes.max()), dtype=torch.int64)
     mine[: distinct.numel()] = distinct
     known = comm.gather(mine, timeout_ms).flatten()
-    known = known[known > 0].unique()
+    known = _distinct(known[known > 0])
     if positive is None:
         return None
     number = torch.searchsorted(known, positive.to(torch.int64)) + 1

@@ -262,7 +262,8 @@ class Ring:
         }
         if labels is not None:
             target = shift_labels(labels, packed_seq_ids)
-            inputs["labels"] = cut(labels)
-            inputs["shift_labels"] = cut(target)
+            ours = shard(target, self.context.rank, self.context.size, layout).contiguous()
+            # A model computes a loss when it sees labels; it uses shift_labels where they are given.
+            inputs["labels"] = inputs["shift_labels"] = ours
             inputs["num_items_in_batch"] = (target != -100).sum()
         return inputs

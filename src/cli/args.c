@@ -25,7 +25,8 @@ enum {
     X(LAYOUT, "layout", 'l', "LAYOUT", RING | PLAN,                                                \
       "contiguous, zigzag, uneven[:SEED] or runs:FILE (contiguous)")                               \
     X(BACKEND, "backend", 0, "NAME", RING, "cpu, cuda or auto: cuda if there is a device (cpu)")   \
-    X(TRANSPORT, "transport", 0, "NAME", RING, "threads: one thread a rank")                       \
+    X(TRANSPORT, "transport", 0, "NAME", RING,                                                     \
+      "threads, or mpi: the processes of mpirun (threads)")                                        \
     X(DTYPE, "dtype", 'd', "DTYPE", RING | PLAN, "file, f32, bf16 or f16: converts the inputs")    \
     X(OUT, "out", 'o', "OUT", RUN, "the safetensors file to write")                                \
     X(OUT_DTYPE, "out-dtype", 0, "DTYPE", RUN, "f32, bf16 or f16 of the results (the query's)")    \
@@ -164,12 +165,6 @@ static ra_status parse_dtype(const char *name, const char *text, bool file_allow
                    file_allowed ? "file, " : "");
 }
 
-static ra_status parse_only(const char *name, const char *text, const char *only)
-{
-    return strcmp(text, only) == 0 ? RA_OK
-                                   : RA_FAIL(RA_E_ARG, "%s: %.64s, expected %s", name, text, only);
-}
-
 static ra_status parse_heads(const char *text, ra_args *out)
 {
     char query[16];
@@ -203,7 +198,7 @@ static ra_status apply(int id, const char *text, ra_args *out)
     case OPTION_RANKS: return parse_int("--ranks", text, 1, RA_RANKS_MAX, &out->ranks);
     case OPTION_LAYOUT: return ra_layout_parse(text, &out->layout);
     case OPTION_BACKEND: return ra_device_parse(text, &out->device);
-    case OPTION_TRANSPORT: return parse_only("--transport", text, "threads");
+    case OPTION_TRANSPORT: return ra_transport_parse(text, &out->transport);
     case OPTION_DTYPE: return parse_dtype("--dtype", text, true, &out->dtype);
     case OPTION_OUT_DTYPE: return parse_dtype("--out-dtype", text, false, &out->out_dtype);
     case OPTION_THREADS: return parse_int("--threads", text, 1, RA_THREADS_MAX, &out->threads);
@@ -369,7 +364,10 @@ static ra_status check_command(ra_args *args)
         break;
     case RA_COMMAND_NONE: break;
     }
-    if (args->ranks == 0) {
+    if (args->transport == RA_TRANSPORT_MPI && args->device != RA_DEVICE_CPU) {
+        return RA_FAIL(RA_E_ARG, "--transport: mpi moves host memory, expected --backend cpu");
+    }
+    if (args->ranks == 0 && args->transport == RA_TRANSPORT_THREADS) {
         args->ranks = args->command == RA_COMMAND_BENCH ? 1 : 2;
     }
     return RA_OK;

@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 #include "cli/device.h"
+#include "cli/processes.h"
 #include "cli/shards.h"
 
 typedef enum ra_command {
@@ -24,7 +25,9 @@ typedef struct ra_args {
     bool help, version;
     char **files; /* in argv */
     int file_count;
-    int ranks;
+    int ranks; /* 0 with MPI, which brings their number, until it is started */
+    int rank;  /* of this process; 0 with threads. Others than 0 print only failures */
+    ra_transport transport;
     ra_layout layout;
     ra_device device;
     ra_dtype dtype, out_dtype; /* 0 = that of the file */

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cli/commands.h"
+#include "cli/processes.h"
 #include "cli/report.h"
 
 int ra_exit_of(ra_status status)
@@ -34,6 +35,25 @@ static int run_command(const ra_args *args)
     return RA_EXIT_USE;
 }
 
+/* One of several processes, each of which is a rank and runs the whole command. */
+static int run_process(ra_args *args)
+{
+    int ranks = args->ranks, status;
+    if (ra_processes_start(&args->rank, &args->ranks)) {
+        ra_error_print();
+        return RA_EXIT_MACHINE;
+    }
+    if (ranks == 0 || ranks == args->ranks) {
+        status = run_command(args);
+    } else {
+        ra_fail(RA_E_ARG, "--ranks: %d, but there are %d processes", ranks, args->ranks);
+        ra_error_print();
+        status = RA_EXIT_USE;
+    }
+    ra_processes_end(status == RA_EXIT_MACHINE);
+    return status;
+}
+
 int main(int argc, char **argv)
 {
     ra_args args;
@@ -46,6 +66,8 @@ int main(int argc, char **argv)
         ra_args_help(stdout, args.command);
     } else if (args.version) {
         printf("ringattn %s\n", ra_version());
+    } else if (args.transport == RA_TRANSPORT_MPI) {
+        status = run_process(&args);
     } else {
         status = run_command(&args);
     }

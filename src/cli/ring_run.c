@@ -5,8 +5,10 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/limits.h"
 #include "cli/setup.h"
 #include "cli/world.h"
+#include "comm/comm.h"
 
 enum { Q, K, V, DOUT, INPUT_COUNT };
 
@@ -169,6 +171,53 @@ static ra_status run_backward(const ra_setup *setup, ra_device device, const sha
     return RA_OK;
 }
 
+static void put_result(const job *j, int rank, int result, const void *data)
+{
+    const ra_tensor *whole = &j->out->result[result];
+    ra_deal_put(&j->deals->deal[rank], data, j->c->rows * whole->size[RA_HEAD], j->c->seq,
+                position_bytes(whole), whole->data);
+}
+
+/* One result of one rank goes to rank 0; a call of every rank. */
+static ra_status send_home(const job *j, ra_comm *comm, int from, int result, void *data)
+{
+    const ra_tensor *whole = &j->out->result[result];
+    ra_tensor there = {0};
+    int rank = ra_comm_rank(comm);
+    size_t bytes = (size_t)(j->c->rows * whole->size[RA_HEAD] * j->deals->deal[from].length) *
+                   position_bytes(whole);
+    if (rank == 0) {
+        RA_TRY(allocate(*whole, j->deals->deal[from].length, &there));
+    }
+    ra_block block = {rank == 0 ? there.data : data, bytes, bytes, 1};
+    ra_xfer xfer = {rank == 0 ? from : 0, rank > 0, &block, 1, bytes};
+    bool takes_part = (rank == 0 || rank == from) && bytes > 0;
+    ra_status status = ra_comm_exchange(comm, &xfer, takes_part, RA_TIMEOUT_MS_DEFAULT);
+    if (!status && rank == 0) {
+        put_result(j, from, result, there.data);
+    }
+    ra_free(there.data);
+    return status;
+}
+
+/* Ranks of other processes: their figures and results go to rank 0. */
+static ra_status bring_home(const job *j, ra_comm *comm, const shard *s)
+{
+    ra_ring_rank own = j->out->rank[ra_comm_rank(comm)];
+    RA_TRY(ra_comm_gather(comm, &own, sizeof own, j->out->rank, RA_TIMEOUT_MS_DEFAULT));
+    for (int rank = 0; rank < j->out->ranks; rank++) {
+        /* Texts are where they are in each process. */
+        j->out->rank[rank].info.path = own.info.path;
+        j->out->rank[rank].info.reason = own.info.reason;
+        for (int i = 0; rank > 0 && i < RA_RESULT_COUNT; i++) {
+            if (j->out->result[i].data) {
+                RA_TRY(send_home(j, comm, rank, i, s->result[i].data));
+            }
+        }
+    }
+    return RA_OK;
+}
+
 static ra_status run_rank(ra_comm *comm, void *user)
 {
     const job *j = user;
@@ -196,11 +245,12 @@ static ra_status run_rank(ra_comm *comm, void *user)
         goto done;
     }
     for (int i = 0; i < RA_RESULT_COUNT; i++) {
-        const ra_tensor *whole = &j->out->result[i];
-        if (whole->data) {
-            ra_deal_put(deal, s.result[i].data, j->c->rows * whole->size[RA_HEAD], j->c->seq,
-                        position_bytes(whole), whole->data);
+        if (j->out->result[i].data) {
+            put_result(j, rank, i, s.result[i].data);
         }
+    }
+    if (j->args->transport != RA_TRANSPORT_THREADS) {
+        status = bring_home(j, comm, &s);
     }
 done:
     shard_drop(device, &there);
@@ -233,7 +283,9 @@ ra_status ra_ring_run(const ra_case *c, const ra_args *args, ra_trace *trace, ra
     ra_status status = prepare(c, args, out);
     if (!status) {
         int64_t begin = ra_clock_ns();
-        status = ra_world_run(args->device, args->ranks, run_rank, &j);
+        status = args->transport == RA_TRANSPORT_MPI
+                     ? ra_processes_run(run_rank, &j)
+                     : ra_world_run(args->device, args->ranks, run_rank, &j);
         out->seconds = seconds_since(begin);
     }
     ra_deals_free(&deals);

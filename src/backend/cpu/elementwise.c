@@ -101,13 +101,14 @@ static void row_dot_row(const elementwise *job, int64_t row, int64_t head, int64
     const void *a = ra_tensor_at(job->a, row, head, seq);
     const void *b = ra_tensor_at(job->b, row, head, seq);
     int64_t chan = job->a->size[RA_CHAN];
-    float sum[SUMS] = {0}, left[CHUNK], right[CHUNK];
+    double sum[SUMS] = {0};
+    float left[CHUNK], right[CHUNK];
     for (int64_t at = 0; at < chan; at += CHUNK) {
         int64_t count = ra_min_i64(CHUNK, chan - at);
         widen(a, job->a->dtype, at, count, left);
         widen(b, job->b->dtype, at, count, right);
         for (int64_t i = 0; i < count; i++) {
-            sum[i % SUMS] += left[i] * right[i];
+            sum[i % SUMS] += (double)left[i] * (double)right[i];
         }
     }
     for (int width = SUMS / 2; width > 0; width /= 2) {
@@ -115,7 +116,7 @@ static void row_dot_row(const elementwise *job, int64_t row, int64_t head, int64
             sum[i] += sum[i + width];
         }
     }
-    *(float *)ra_tensor_at(job->to, row, head, seq) = sum[0];
+    *(float *)ra_tensor_at(job->to, row, head, seq) = (float)sum[0];
 }
 
 void ra_cpu_fill(ra_cpu *cpu, const ra_tensor *t, float value)

@@ -12,11 +12,11 @@
 
 /* Byte offsets in a worker's scratch. */
 typedef struct layout {
-    int64_t reach; /* ra_range [queries] */
-    int64_t state; /* ra_softmax [rows] */
-    int64_t q, o;  /* tiles [rows, chan] */
-    int64_t score; /* tile [RA_QUERY_BLOCK, RA_KEY_TILE] */
-    int64_t k, v;  /* panels of K transposed and of V */
+    int64_t reach;       /* ra_range [queries] */
+    int64_t state;       /* ra_softmax [rows] */
+    int64_t q, o;        /* tiles [rows, chan] */
+    int64_t score, rest; /* tiles [RA_QUERY_BLOCK, RA_KEY_TILE] */
+    int64_t k, v;        /* panels of K transposed and of V */
     int64_t bytes;
 } layout;
 
@@ -39,6 +39,7 @@ typedef struct fold_tile {
     ra_range *reach;
     ra_softmax *state;
     float *q, *o, *score, *k, *v;
+    float *rest; /* of the scores, or NULL: f32 inputs leave no other error as large */
 } fold_tile;
 
 static layout plan_scratch(const fold_run *run)
@@ -50,6 +51,7 @@ static layout plan_scratch(const fold_run *run)
     at.q = ra_layout_add(&at.bytes, rows * run->tile_row, sizeof(float));
     at.o = ra_layout_add(&at.bytes, rows * run->tile_row, sizeof(float));
     at.score = ra_layout_add(&at.bytes, RA_QUERY_BLOCK * SCORE_ROW, sizeof(float));
+    at.rest = ra_layout_add(&at.bytes, RA_QUERY_BLOCK * SCORE_ROW, sizeof(float));
     int64_t nr = run->cpu->level->nr;
     at.k = ra_layout_add(&at.bytes, RA_KEY_TILE / nr * run->k_stride, sizeof(float));
     at.v = ra_layout_add(&at.bytes, run->chan_padded / nr * run->v_stride, sizeof(float));
@@ -67,6 +69,7 @@ static fold_tile open_tile(const fold_run *run, int64_t item, int worker)
         .q = (void *)(scratch + run->at.q),
         .o = (void *)(scratch + run->at.o),
         .score = (void *)(scratch + run->at.score),
+        .rest = run->job->q.dtype == RA_F32 ? (void *)(scratch + run->at.rest) : NULL,
         .k = (void *)(scratch + run->at.k),
         .v = (void *)(scratch + run->at.v),
     };
@@ -88,7 +91,7 @@ static void load_rows(const fold_tile *tile)
         ra_rows q = ra_tile_rows(&run->job->q, piece, head, item->at.begin, item->queries);
         run->cpu->level->load(&q, item->pitch, tile->q + row * run->tile_row, run->tile_row);
         for (int64_t i = 0; i < item->pitch; i++) {
-            tile->state[row + i] = (ra_softmax){-INFINITY, 0};
+            tile->state[row + i] = (ra_softmax){.max = -INFINITY};
         }
         if (piece->fresh) {
             continue;
@@ -99,7 +102,7 @@ static void load_rows(const fold_tile *tile)
                 ra_rows acc = ra_tile_rows(&run->job->acc, piece, head, item->at.begin + i, 1);
                 memcpy(tile->o + (row + i) * run->tile_row, acc.data,
                        (size_t)run->chan * sizeof *tile->o);
-                tile->state[row + i] = (ra_softmax){lse, 1};
+                tile->state[row + i] = (ra_softmax){.max = lse, .sum = 1};
             }
         }
     }
@@ -132,12 +135,14 @@ static void fold_block(const fold_tile *tile, int64_t head, int64_t first, int64
         .b_stride = run->k_stride,
         .c = tile->score,
         .c_row = SCORE_ROW,
+        .rest = tile->rest,
     };
     level->product(&scores);
     for (int64_t i = 0; i < count; i++) {
         ra_range keys =
             ra_tile_columns(begin + column, end, tile->reach[first + i], tile->reach[first + i]);
-        float keep = level->softmax(tile->score + i * SCORE_ROW, width, keys.begin, keys.end,
+        float *rest = tile->rest ? tile->rest + i * SCORE_ROW : NULL;
+        float keep = level->softmax(tile->score + i * SCORE_ROW, rest, width, keys.begin, keys.end,
                                     run->job->scale, &tile->state[row + i]);
         if (keep != 1) { /* seldom: the maximum of a row soon stands */
             level->scale(tile->o + (row + i) * run->tile_row, run->chan, keep);
@@ -227,7 +232,7 @@ static void store_rows(const fold_tile *tile)
             narrow_row(o, empty ? 0.0f : 1.0f / state.sum, to,
                        ra_tensor_at(to, piece->tensor_row, head, piece->index + pos - piece->pos));
             *ra_tile_value(&run->job->lse, piece, head, pos) =
-                empty ? -INFINITY : state.max + logf(state.sum);
+                empty ? -INFINITY : state.max + (state.max_rest + logf(state.sum));
         }
     }
 }

@@ -28,6 +28,7 @@ typedef struct layout {
     int64_t q, dout, dq;                  /* tiles [QUERIES, chan] */
     int64_t q_rows, dout_rows;            /* the first two as panels */
     int64_t score, dp;                    /* tiles [QUERIES, KEYS] */
+    int64_t score_rest, dp_rest;          /* the same */
     int64_t k_columns, v_columns, k_rows; /* panels of K and V transposed, and of K */
     int64_t dk, dv;                       /* tiles [KEYS, chan] */
     int64_t bytes;
@@ -54,6 +55,7 @@ typedef struct key_tile {
     ra_range *reach;
     float *q, *dout, *dq, *q_rows, *dout_rows, *score, *dp, *k_columns, *v_columns, *k_rows;
     float *dk, *dv;
+    float *score_rest, *dp_rest; /* both NULL but for f32 inputs */
 } key_tile;
 
 /* A block of queries of one head. */
@@ -78,6 +80,8 @@ static layout plan_scratch(const grad_run *run)
     at.dout_rows = ra_layout_add(&at.bytes, panels * run->q_stride, sizeof(float));
     at.score = ra_layout_add(&at.bytes, QUERIES * SCORE_ROW, sizeof(float));
     at.dp = ra_layout_add(&at.bytes, QUERIES * SCORE_ROW, sizeof(float));
+    at.score_rest = ra_layout_add(&at.bytes, QUERIES * SCORE_ROW, sizeof(float));
+    at.dp_rest = ra_layout_add(&at.bytes, QUERIES * SCORE_ROW, sizeof(float));
     at.k_columns = ra_layout_add(&at.bytes, columns, sizeof(float));
     at.v_columns = ra_layout_add(&at.bytes, columns, sizeof(float));
     at.k_rows = ra_layout_add(&at.bytes, panels * run->k_stride, sizeof(float));
@@ -101,6 +105,7 @@ static key_tile open_tile(const grad_run *run, int64_t item, int worker)
 {
     char *scratch = ra_cpu_scratch(run->cpu, worker);
     int64_t tile = item % run->keys.tiles;
+    bool exact = run->job->q.dtype == RA_F32;
     return (key_tile){
         .run = run,
         .at = ra_tiling_at(&run->keys, tile),
@@ -120,6 +125,8 @@ static key_tile open_tile(const grad_run *run, int64_t item, int worker)
         .k_rows = (void *)(scratch + run->at.k_rows),
         .dk = (void *)(scratch + run->at.dk),
         .dv = (void *)(scratch + run->at.dv),
+        .score_rest = exact ? (void *)(scratch + run->at.score_rest) : NULL,
+        .dp_rest = exact ? (void *)(scratch + run->at.dp_rest) : NULL,
     };
 }
 
@@ -164,23 +171,31 @@ static void weigh(const key_tile *tile, const query_block *block, int64_t column
         .b_stride = run->columns_stride,
         .c = tile->score,
         .c_row = SCORE_ROW,
+        .rest = tile->score_rest,
     };
     level->product(&scores);
     ra_product dp = scores;
     dp.a = tile->dout;
     dp.b = tile->v_columns + panel * run->columns_stride;
     dp.c = tile->dp;
+    dp.rest = tile->dp_rest;
     level->product(&dp);
     for (int64_t i = 0; i < block->count; i++) {
-        float *score_row = tile->score + i * SCORE_ROW, *dp_row = tile->dp + i * SCORE_ROW;
-        int64_t pos = block->pos + i;
+        int64_t pos = block->pos + i, at = i * SCORE_ROW;
         ra_range keys =
             ra_tile_columns(tile->at.begin + column, tile->at.end, tile->reach[i], tile->reach[i]);
-        level->gradient(score_row, dp_row, width, keys.begin, keys.end, run->job->scale,
-                        *ra_tile_value(&run->job->lse, block->piece, block->head, pos),
-                        *ra_tile_value(&run->job->delta, block->piece, block->head, pos));
+        ra_gradient row = {
+            .score = tile->score + at,
+            .dp = tile->dp + at,
+            .score_rest = tile->score_rest ? tile->score_rest + at : NULL,
+            .dp_rest = tile->dp_rest ? tile->dp_rest + at : NULL,
+            .scale = run->job->scale,
+            .lse = *ra_tile_value(&run->job->lse, block->piece, block->head, pos),
+            .delta = *ra_tile_value(&run->job->delta, block->piece, block->head, pos),
+        };
+        level->gradient(&row, width, keys.begin, keys.end);
         for (int64_t c = width; c < ra_round_up(width, level->mr); c++) {
-            score_row[c] = dp_row[c] = 0; /* rows of dk and dv that a whole block reaches beyond */
+            row.score[c] = row.dp[c] = 0; /* rows of dk and dv that a whole block reaches beyond */
         }
     }
 }

@@ -34,6 +34,7 @@ typedef struct ra_product {
     int64_t b_stride;
     float *c; /* C[i, j] = c[i * c_row + j] */
     int64_t c_row;
+    float *rest; /* NULL, or like c, a_col being 1: C + rest is the sum to twice the precision */
     /* The number of the first l: sums are cut into chains at fixed multiples of it, so that leaving
      * out l for which A is zero changes no bit. */
     int64_t k_first;
@@ -41,9 +42,18 @@ typedef struct ra_product {
 
 /* The running softmax of one row. */
 typedef struct ra_softmax {
-    float max; /* natural units, -inf before the first key */
-    float sum; /* of exp(score - max) */
+    float max;      /* natural units, -inf before the first key */
+    float max_rest; /* max + max_rest is it to twice the precision */
+    float sum;      /* of exp(score - max) */
 } ra_softmax;
+
+/* Backward of the softmax of one row: score -> p = exp(scale * score - lse), dp -> p * (dp - delta)
+ * * scale; both zero outside [begin, end), and everywhere if lse is -inf. */
+typedef struct ra_gradient {
+    float *score, *dp;
+    const float *score_rest, *dp_rest; /* both or none NULL */
+    float scale, lse, delta;
+} ra_gradient;
 
 typedef struct ra_level {
     const char *name;
@@ -62,13 +72,10 @@ typedef struct ra_level {
     void (*add)(float *to, const float *from, int64_t n); /* to += from */
 
     /* Turns the scores of one row into exp(scale * score - max), zero outside [begin, end). n is a
-     * multiple of nr. Returns the factor by which earlier numerators shrink. */
-    float (*softmax)(float *score, int64_t n, int64_t begin, int64_t end, float scale,
+     * multiple of nr; rest may be NULL. Returns the factor by which earlier numerators shrink. */
+    float (*softmax)(float *score, float *rest, int64_t n, int64_t begin, int64_t end, float scale,
                      ra_softmax *state);
-    /* score -> p = exp(scale * score - lse), dp -> p * (dp - delta) * scale; both zero outside
-     * [begin, end), and everywhere if lse is -inf. */
-    void (*gradient)(float *score, float *dp, int64_t n, int64_t begin, int64_t end, float scale,
-                     float lse, float delta);
+    void (*gradient)(const ra_gradient *row, int64_t n, int64_t begin, int64_t end);
 } ra_level;
 
 extern const ra_level ra_level_portable;

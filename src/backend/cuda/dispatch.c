@@ -1,7 +1,11 @@
 /* The tables of kernels, best first. Must not know what a kernel needs: each says so itself. */
 #include "backend/cuda/dispatch.h"
 
+#include "backend/cuda/fold.h"
+
 static const ra_cuda_fold_kernel *const folds[] = {
+    &ra_cuda_fold_512,
+    &ra_cuda_fold_256,
     &ra_cuda_simple_fold,
 };
 

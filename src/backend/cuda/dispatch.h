@@ -25,7 +25,7 @@ extern "C" {
 /* Queries of a work item: what the tuned forward of this head dim takes. */
 static inline int32_t ra_cuda_q_tile(int head_dim)
 {
-    return head_dim == 512 ? 64 : 128;
+    return head_dim > 256 ? 64 : 128;
 }
 enum { RA_CUDA_K_TILE = 128 };
 

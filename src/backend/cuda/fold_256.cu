@@ -13,7 +13,8 @@ namespace
 {
 
 /* One warp: the queries of each unit, a slot for each consumer, and the reaches that belong to
- * them. Rows without a query get what is there; nobody looks at them. */
+ * them. Rows without a query get what lies there, which nobody looks at, and the last query's
+ * reach. */
 template <int CTAS, int TILE>
 __device__ __forceinline__ void copy_queries(const fold_args &args, shared<TILE> sm)
 {

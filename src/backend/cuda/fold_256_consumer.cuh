@@ -39,15 +39,13 @@ template <typename E, int CTAS, int TILE> struct consumer {
     int self, thread, lane, row; /* row: the first of this thread's two */
     ring_place<at::K_SLOTS> keys;
     ring_place<at::V_SLOTS> values;
-    /* The unit whose tiles are being walked: positions that some, and all, of its rows see. */
-    uint32_t entered = 0; /* units */
-    int some_begin = 0, some_end = 0, all_begin = 0, all_end = 0;
+    uint32_t entered = 0; /* units; the tiles of the last of them are being walked */
+    bool blind = true;    /* it has no rows for this consumer */
     bool over = true;     /* the last tile looked at was the unit's last */
     bool waiting = false; /* it has rows, and they saw no tile yet */
     softmax_rows rows;
     float2 factor;
     uint32_t deferred = NONE; /* a unit that is complete in `out`, but not stored */
-    uint32_t oldest = 0;      /* the first unit that is not released */
 
     __device__ __forceinline__ consumer(const fold_args &args_, shared<TILE> sm_, int self_)
         : args(args_), sm(sm_), self(self_), thread(threadIdx.x % WARPGROUP), lane(thread % 32),
@@ -118,17 +116,9 @@ template <typename E, int CTAS, int TILE> struct consumer {
         const uint32_t slot = q_slot(entered);
         mbarrier_wait(sm.bar(at::Q_FULL) + 8 * slot,
                       (entered * CONSUMERS + self) / at::Q_SLOTS & 1);
-        const int count = rows_of(entered);
-        waiting = count > 0;
-        some_begin = all_begin = INT32_MAX;
-        some_end = all_end = INT32_MIN;
-        if (waiting) {
-            const int2 first = sm.reach(slot)[0], last = sm.reach(slot)[count - 1];
-            some_begin = first.x;
-            all_end = first.y;
-            all_begin = last.x;
-            some_end = last.y;
-        } else {
+        blind = rows_of(entered) <= 0;
+        waiting = !blind;
+        if (blind) {
             release_unit(entered);
         }
         entered++;
@@ -136,9 +126,10 @@ template <typename E, int CTAS, int TILE> struct consumer {
     }
 
     /* Walks to the next tile that this consumer sees, and waits for its keys. False: there is none,
-     * or it lies too far ahead of pending values; s.passed is valid then too. EMPTY: no values are
-     * pending, and those of tiles passed over are released at once. */
-    template <bool EMPTY> __device__ __forceinline__ bool advance(step &s)
+     * or it lies too far ahead of pending values; s.passed is valid then too. oldest: the first
+     * unit that is not released. EMPTY: no values are pending, and those of tiles passed over are
+     * released at once. */
+    template <bool EMPTY> __device__ __forceinline__ bool advance(step &s, uint32_t oldest = 0)
     {
         s.passed = 0;
 #pragma unroll 1
@@ -153,15 +144,17 @@ template <typename E, int CTAS, int TILE> struct consumer {
             mbarrier_wait(sm.bar(at::K_FULL) + 8 * keys.slot, keys.parity);
             const tile_info tile = *sm.tile(keys.slot);
             const int end = tile.pos + min(tile.count, TILE);
+            const int2 first = sm.reach(q_slot(entered - 1))[0];
+            const int2 last = sm.reach(q_slot(entered - 1))[ROWS - 1];
             over = tile.last;
             /* A row without keys takes part in one tile: it has an output as well. */
-            if ((tile.pos < some_end && end > some_begin) || (tile.last && waiting)) {
+            if (!blind && ((tile.pos < last.y && end > first.x) || (tile.last && waiting))) {
                 s.pos = tile.pos;
                 s.count = tile.count;
                 s.unit = entered - 1;
-                s.partial = tile.pos < all_begin || tile.pos + TILE > all_end || tile.count < TILE;
+                s.partial = tile.pos < last.x || tile.pos + TILE > first.y || tile.count < TILE;
                 s.first = waiting;
-                s.ends = tile.count <= TILE || end >= some_end;
+                s.ends = tile.count <= TILE || end >= last.y;
                 waiting = false;
                 return true;
             }
@@ -340,7 +333,6 @@ template <typename E, int CTAS, int TILE> struct consumer {
             if (deferred != NONE) {
                 store(out, deferred);
                 deferred = NONE;
-                oldest = s.unit;
             }
             if (!(unit_at(s.unit)->item.flags & RA_WORK_FRESH)) {
                 load_rows(out, rows_in<float>(args.acc, s.unit), args.channels, lane);
@@ -378,7 +370,6 @@ template <typename E, int CTAS, int TILE> struct consumer {
             out[i] = 0.0f;
         }
         while (advance<true>(now)) {
-            oldest = now.unit;
             issue_scores(scores, q_operand(now.unit), k_operand());
             wgmma_wait_group<0>();
             wgmma_fence_operand(scores);
@@ -391,7 +382,7 @@ template <typename E, int CTAS, int TILE> struct consumer {
                     wgmma_wait_group<0>();
                     release_older(held, now);
                 }
-                if (!advance<false>(next)) {
+                if (!advance<false>(next, deferred == NONE ? now.unit : deferred)) {
                     break;
                 }
                 const uint32_t q = q_operand(next.unit), k = k_operand();

@@ -20,17 +20,17 @@ enum { DQ = 1, DK, DV };
 
 /* What one CTA computes. */
 struct gemm_unit {
-    int kind;  /* DQ, DK, DV */
-    int steps; /* the same for both CTAs */
-    int shared; /* both CTAs need the same keys or queries */
-    int slab64; /* first channel / 64 */
+    int kind;                      /* DQ, DK, DV */
+    int steps;                     /* the same for both CTAs */
+    int shared;                    /* both CTAs need the same keys or queries */
+    int slab64;                    /* first channel / 64 */
     int source, row, index, count; /* rows of the result; count 0: none */
-    int head;  /* of the result */
-    int b_head; /* of the second operand: KV head, or the group's first query head */
+    int head;                      /* of the result */
+    int b_head;       /* of the second operand: KV head, or the group's first query head */
     int first, terms; /* blocks, or refs */
-    int slot;  /* DQ: of the slab's first block; DK, DV: of the first unit's */
-    int dead;  /* DK, DV: mask of the first unit's first strip */
-    int cta;   /* in the cluster */
+    int slot;         /* DQ: of the slab's first block; DK, DV: of the first unit's */
+    int dead;         /* DK, DV: mask of the first unit's first strip */
+    int cta;          /* in the cluster */
     int unused;
 };
 
@@ -104,7 +104,7 @@ RA_PTX void copy_keys(const ra_gemm_args &args, shared sm, const gemm_unit *u, r
 }
 
 /* dk and dv: for each unit of the group the strips that see the tile, 64 queries a step. A block
- * that is not there is copied from behind the workspace's end: zeros. */
+ * that is not there is copied from before the workspace: zeros. */
 RA_PTX void copy_queries(const ra_gemm_args &args, shared sm, const gemm_unit *u, ring_place &at)
 {
     const ra_grad_slab &slab = args.slab;
@@ -120,7 +120,7 @@ RA_PTX void copy_queries(const ra_gemm_args &args, shared sm, const gemm_unit *u
             const int4 strip = __ldg(words);
             const int2 blocks = __ldg((const int2 *)(words + 1));
             const int block = u->cta ? blocks.y : blocks.x;
-            const int slot = block < 0 ? INT32_MAX : u->slot + unit * slab.block_count + block;
+            const int slot = block < 0 ? -1 : u->slot + unit * slab.block_count + block;
             const uint64_t *dead =
                 (const uint64_t *)slab.dead + (u->dead + unit * slab.strip_count + strip.z) * 2;
             const int steps = odd ? strip.w >> 8 : strip.w & 0xff;
@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(THREADS, 1) gemm(const __grid_constant__ ra_ge
             copy_units(args, sm);
         } else if (thread == 32 && cluster_ctarank() == 0) {
             const uint32_t units = (uint32_t)args.slab.unit_count * args.slab.kv_count;
-            hand_out(sm, args.slab.counter, units, [&](uint32_t unit, int cta, int4 (&word)[4]) {
+            hand_out(sm, args.slab.counter, units, [&](uint32_t unit, int cta, int4(&word)[4]) {
                 describe_unit(args.slab, unit, cta, word);
             });
         }

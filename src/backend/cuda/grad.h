@@ -29,14 +29,14 @@ typedef struct ra_grad_slab {
     const ra_slab_output *output;
     const ra_slab_unit *unit; /* from the slab's first */
     int strip_first, strip_count, block_count;
-    int unit_count;       /* of gemm, of one KV head */
-    int kv_first, kv_count; /* KV heads */
-    int group;            /* query heads of a KV head */
-    int pairs;            /* pairs of units of a KV head: group / 2, or group if that is odd */
+    int unit_count;          /* of gemm, of one KV head */
+    int kv_first, kv_count;  /* KV heads */
+    int group;               /* query heads of a KV head */
+    int pairs;               /* pairs of units of a KV head: group / 2, or group if that is odd */
     int unit_head, unit_row; /* from the first unit of a pair to the second: heads or queries */
     int chan;
     float scale;
-    uint16_t *dead;          /* one bit a query that has no keys or is none: [unit][strip][8] */
+    uint16_t *dead; /* one bit a query that has no keys or is none: [unit][strip][8] */
     uint32_t *counter, *next_counter; /* units handed out; the next launch's, to be cleared */
 } ra_grad_slab;
 

@@ -20,12 +20,12 @@ constexpr float LOG2E = 1.44269504088896341f;
 
 /* What one CTA computes. */
 struct score_unit {
-    int live; /* 1, or 3 if both CTAs have the same strip */
-    int row, index, count;           /* the strip */
-    int reach, head, kv_head, slot;  /* head and slot of the first unit */
+    int live;                       /* 1, or 3 if both CTAs have the same strip */
+    int row, index, count;          /* the strip */
+    int reach, head, kv_head, slot; /* head and slot of the first unit */
     int source, k_row, k_index, k_count;
     int k_pos;
-    int dead; /* 16-bit words of the masks before the first unit's */
+    int dead;                 /* 16-bit words of the masks before the first unit's */
     int slot_step, dead_step; /* to the second unit */
 };
 
@@ -48,9 +48,8 @@ RA_PTX void describe_unit(const ra_grad_slab &slab, uint32_t unit, int cta, int4
     word[0] = make_int4(shared_strip ? 3 : 1, strip.row, strip.index, strip.count);
     word[1] = make_int4(strip.reach, head, slab.kv_first + kv, first * slab.block_count + at);
     word[2] = make_int4(tile.source, tile.row, tile.index, tile.count);
-    word[3] =
-        make_int4(tile.pos, (first * slab.strip_count + block.strip - slab.strip_first) * 8,
-                  slab.block_count, slab.strip_count * 8);
+    word[3] = make_int4(tile.pos, (first * slab.strip_count + block.strip - slab.strip_first) * 8,
+                        slab.block_count, slab.strip_count * 8);
 }
 
 /* One chunk of 64 channels: the queries of both units, the keys. */
@@ -164,8 +163,10 @@ RA_PTX void finish_half(float (&acc)[64], uint32_t (&p)[32], half_place to, floa
 {
     const uint32_t row = to.staging + (lane & 15) * 128;
     const int own = (lane & 3) * 2;
-    const int begin_a = (int)(spans & 0xff) - own, count_a = (int)(spans >> 8 & 0xff) - own - begin_a;
-    const int begin_b = (int)(spans >> 16 & 0xff) - own, count_b = (int)(spans >> 24) - own - begin_b;
+    const int begin_a = (int)(spans & 0xff) - own,
+              count_a = (int)(spans >> 8 & 0xff) - own - begin_a;
+    const int begin_b = (int)(spans >> 16 & 0xff) - own,
+              count_b = (int)(spans >> 24) - own - begin_b;
     if (lane == 0) {
         cp_async_bulk_wait_group_read<0>(); /* the last store has left the staging memory */
     }
@@ -229,9 +230,8 @@ RA_PTX void take_half(const ra_score_args &args, shared sm, const score_unit *u,
         x.a *= LOG2E;
         x.b *= LOG2E;
     }
-    const half_place to = {DS ? &args.ds : &args.p,
-                           sm.base + AT_STAGING + warp * WARP_STAGING, warp * 16,
-                           u->slot + side * u->slot_step};
+    const half_place to = {DS ? &args.ds : &args.p, sm.base + AT_STAGING + warp * WARP_STAGING,
+                           warp * 16, u->slot + side * u->slot_step};
     const float scale = args.slab.scale * LOG2E;
     if (__any_sync(~0u, spans != WHOLE_SPANS)) {
         finish_half<E, true, DS>(acc, p, to, scale, x, spans, lane);
@@ -358,9 +358,9 @@ __global__ void __launch_bounds__(THREADS, 1) score(const __grid_constant__ ra_s
             copy_units(args, sm, chunks);
         } else if (thread == 32 && cluster_ctarank() == 0) {
             const ra_grad_slab &slab = args.slab;
-            const uint32_t units = (uint32_t)((slab.block_count + 1) / 2) * slab.pairs *
-                                   slab.kv_count;
-            hand_out(sm, slab.counter, units, [&](uint32_t unit, int cta, int4 (&word)[4]) {
+            const uint32_t units =
+                (uint32_t)((slab.block_count + 1) / 2) * slab.pairs * slab.kv_count;
+            hand_out(sm, slab.counter, units, [&](uint32_t unit, int cta, int4(&word)[4]) {
                 describe_unit(args.slab, unit, cta, word);
             });
         }

@@ -100,9 +100,4 @@ ra_status ra_slabs_build(const ra_cover *cover, const ra_work *work, const ra_sl
                          ra_slabs *out);
 void ra_slabs_free(ra_slabs *slabs);
 
-/* Bytes of the workspace behind the blocks that a slab needs for the masks of dead queries. */
-size_t ra_slabs_mask_bytes(const ra_slabs *slabs, const ra_slab_layout *layout);
-/* Blocks of the workspace that the largest slab fills, over its heads. */
-int64_t ra_slabs_slots(const ra_slabs *slabs, const ra_slab_layout *layout);
-
 #endif

@@ -1,0 +1,261 @@
+/*
+ * The tuned backward: slab after slab, first the score kernel, then gemm, for as many KV heads at
+ * a time as the plan of slabs says. Launches follow each other without gaps, each waiting on the
+ * device for what the one before wrote. The workspace holds p, then ds, then the masks of dead
+ * queries. Must not know how a kernel computes or how slabs are chosen.
+ */
+#include "backend/cuda/grad.h"
+
+#include "backend/cuda/check.h"
+#include "backend/cuda/grad_map.h"
+#include "backend/cuda/tensor_map.h"
+#include "base/alloc.h"
+#include "base/mathx.h"
+
+enum {
+    CHAN_MIN = 128, /* a phase of the score kernel has two chunks at least */
+    CHAN_MAX = 512,
+    HALF_BYTES = RA_BLOCK_BYTES / 2, /* p or ds of a block */
+    ALIGN = 256,
+};
+
+/* ---- lists */
+
+/* A plan of slabs and its arrays in device memory. */
+typedef struct grad_lists {
+    ra_slabs host;
+    char *memory;
+    const ra_slab_strip *strip;
+    const ra_slab_tile *tile;
+    const ra_slab_block *block;
+    const ra_slab_ref *ref;
+    const ra_slab_output *output;
+    const ra_slab_unit *unit;
+} grad_lists;
+
+/* An array of the lists: where it is, where its address on the device goes. */
+typedef struct part {
+    const void *from;
+    size_t bytes;
+    const void **to;
+} part;
+
+enum { PARTS = 6 };
+
+static size_t rounded(size_t bytes)
+{
+    return (bytes + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+static ra_status upload_parts(grad_lists *lists, const part *parts, char *staging, size_t bytes,
+                              cudaStream_t stream)
+{
+    void *memory = NULL;
+    RA_CUDA_TRY(cudaMallocAsync(&memory, bytes, stream));
+    lists->memory = memory;
+    size_t at = 0;
+    for (int i = 0; i < PARTS; i++) {
+        memcpy(staging + at, parts[i].from, parts[i].bytes);
+        *parts[i].to = lists->memory + at;
+        at += rounded(parts[i].bytes);
+    }
+    RA_CUDA_TRY(cudaMemcpyAsync(memory, staging, bytes, cudaMemcpyHostToDevice, stream));
+    return RA_OK;
+}
+
+static ra_status upload(grad_lists *lists, cudaStream_t stream)
+{
+    const ra_slabs *host = &lists->host;
+    const void *to[PARTS];
+    const part parts[PARTS] = {
+        {host->strip, (size_t)host->strip_count * sizeof *host->strip, &to[0]},
+        {host->tile, (size_t)host->tile_count * sizeof *host->tile, &to[1]},
+        {host->block, (size_t)host->block_count * sizeof *host->block, &to[2]},
+        {host->ref, (size_t)host->ref_count * sizeof *host->ref, &to[3]},
+        {host->output, (size_t)host->output_count * sizeof *host->output, &to[4]},
+        {host->unit, (size_t)host->unit_count * sizeof *host->unit, &to[5]},
+    };
+    size_t bytes = 0;
+    char *staging = NULL;
+    for (int i = 0; i < PARTS; i++) {
+        bytes += rounded(parts[i].bytes);
+    }
+    RA_TRY(ra_alloc(bytes, 1, &staging));
+    ra_status status = upload_parts(lists, parts, staging, bytes, stream);
+    ra_free(staging);
+    RA_TRY(status);
+    lists->strip = to[0];
+    lists->tile = to[1];
+    lists->block = to[2];
+    lists->ref = to[3];
+    lists->output = to[4];
+    lists->unit = to[5];
+    return RA_OK;
+}
+
+static void close_lists(grad_lists *lists, cudaStream_t stream)
+{
+    if (lists->memory) {
+        cudaFreeAsync(lists->memory, stream);
+    }
+    ra_slabs_free(&lists->host);
+}
+
+/* ---- arguments */
+
+static int64_t slots_of(const ra_slabs *slabs, const ra_slab *slab, int group)
+{
+    int pairs = group / slabs->units_heads;
+    return (int64_t)slab->block_count * slabs->kv_heads * pairs * 2;
+}
+
+static int64_t most_slots(const ra_slabs *slabs, int group)
+{
+    int64_t most = 0;
+    for (int64_t i = 0; i < slabs->slab_count; i++) {
+        most = ra_max_i64(most, slots_of(slabs, &slabs->slab[i], group));
+    }
+    return most;
+}
+
+static ra_grad_view view_of(const ra_tensor *t)
+{
+    return (ra_grad_view){t->data, t->stride[RA_ROW], t->stride[RA_HEAD], t->stride[RA_SEQ]};
+}
+
+/* Half of the workspace as a tensor: a head is a block. */
+static ra_tensor blocks_of(char *memory, ra_dtype dtype, int64_t slots)
+{
+    return ra_tensor_bhsd(memory, dtype, 1, slots, RA_BLOCK_ROWS, RA_BLOCK_KEYS);
+}
+
+/* A source without keys has no tensors; its maps are never used. */
+static ra_status encode_sources(const ra_grad_job *job, ra_score_args *score, ra_gemm_args *gemm)
+{
+    for (int i = 0; i < RA_SOURCE_COUNT; i++) {
+        if (job->k[i].data) {
+            RA_TRY(ra_tensor_map_encode(&job->k[i], RA_BLOCK_KEYS, 1, &score->k[i]));
+            RA_TRY(ra_tensor_map_encode(&job->v[i], RA_BLOCK_KEYS, 1, &score->v[i]));
+            RA_TRY(ra_tensor_map_encode(&job->k[i], RA_STEP, 2, &gemm->k[i]));
+            RA_TRY(ra_add_map_encode(&job->dk[i], &gemm->add_dk[i]));
+            RA_TRY(ra_add_map_encode(&job->dv[i], &gemm->add_dv[i]));
+            gemm->dk[i] = view_of(&job->dk[i]);
+            gemm->dv[i] = view_of(&job->dv[i]);
+        }
+    }
+    return RA_OK;
+}
+
+static ra_status encode_args(const ra_grad_job *job, const ra_cuda_work *work, char *workspace,
+                             int64_t slots, ra_score_args *score, ra_gemm_args *gemm)
+{
+    ra_tensor p = blocks_of(workspace, job->q.dtype, slots);
+    ra_tensor ds = blocks_of(workspace + slots * HALF_BYTES, job->q.dtype, slots);
+    RA_TRY(ra_tensor_map_encode(&job->q, RA_BLOCK_ROWS, 1, &score->q));
+    RA_TRY(ra_tensor_map_encode(&job->dout, RA_BLOCK_ROWS, 1, &score->dout));
+    RA_TRY(ra_tensor_map_encode(&p, RA_ADD_ROWS, 2, &score->p));
+    RA_TRY(ra_tensor_map_encode(&ds, RA_ADD_ROWS, 2, &score->ds));
+    RA_TRY(ra_tensor_map_encode(&job->q, RA_STEP, 2, &gemm->q));
+    RA_TRY(ra_tensor_map_encode(&job->dout, RA_STEP, 2, &gemm->dout));
+    RA_TRY(ra_tensor_map_encode(&ds, RA_BLOCK_ROWS, 1, &gemm->ds_rows));
+    RA_TRY(ra_tensor_map_encode(&ds, RA_STEP, 2, &gemm->ds_keys));
+    RA_TRY(ra_tensor_map_encode(&p, RA_STEP, 2, &gemm->p_keys));
+    RA_TRY(ra_add_map_encode(&job->dq, &gemm->add_dq));
+    score->lse = view_of(&job->lse);
+    score->delta = view_of(&job->delta);
+    score->reach = work->reach;
+    gemm->dq = view_of(&job->dq);
+    return encode_sources(job, score, gemm);
+}
+
+static ra_grad_slab slab_of(const grad_lists *lists, const ra_slab *slab, const ra_grad_job *job,
+                            int group)
+{
+    const ra_slabs *host = &lists->host;
+    return (ra_grad_slab){
+        .strip = lists->strip,
+        .tile = lists->tile,
+        .block = lists->block + slab->block_first,
+        .ref = lists->ref,
+        .output = lists->output,
+        .unit = lists->unit + slab->unit_first,
+        .strip_first = slab->strip_first,
+        .strip_count = slab->strip_count,
+        .block_count = slab->block_count,
+        .unit_count = slab->unit_count,
+        .kv_count = host->kv_heads,
+        .group = group,
+        .pairs = group / host->units_heads,
+        .unit_head = host->units_heads - 1,
+        .unit_row = host->units_heads == 1 ? RA_BLOCK_ROWS : 0,
+        .chan = (int)job->q.size[RA_CHAN],
+        .scale = job->scale,
+    };
+}
+
+/* ---- the chain */
+
+static ra_status run_chain(const grad_lists *lists, const ra_grad_job *job,
+                           const ra_cuda_work *work, const ra_cuda_launch *at)
+{
+    int group = work->q_heads / work->kv_heads, clusters = at->sm_count / 2, launches = 0;
+    int64_t slots = most_slots(&lists->host, group);
+    char *workspace = at->workspace;
+    ra_score_args score = {0};
+    ra_gemm_args gemm = {0};
+    RA_TRY(encode_args(job, work, workspace, slots, &score, &gemm));
+    RA_CUDA_TRY(cudaMemsetAsync(at->counters, 0, 2 * sizeof *at->counters, at->stream));
+    for (int kv = 0; kv < work->kv_heads; kv += lists->host.kv_heads) {
+        for (int64_t i = 0; i < lists->host.slab_count; i++) {
+            ra_grad_slab slab = slab_of(lists, &lists->host.slab[i], job, group);
+            slab.kv_first = kv;
+            slab.dead = (uint16_t *)(void *)(workspace + slots * RA_BLOCK_BYTES);
+            for (int second = 0; second < 2; second++, launches++) {
+                slab.counter = at->counters + launches % 2;
+                slab.next_counter = at->counters + (launches + 1) % 2;
+                score.slab = gemm.slab = slab;
+                RA_TRY(second ? ra_grad_gemm(&gemm, job->q.dtype, clusters, at->stream)
+                              : ra_grad_score(&score, job->q.dtype, clusters, at->stream));
+            }
+        }
+    }
+    return RA_OK;
+}
+
+/* ---- the kernel of the table */
+
+static bool supports(const ra_grad_job *job, const ra_cuda_work *work, const ra_cuda_launch *at)
+{
+    int64_t chan = job->q.size[RA_CHAN], group = work->q_heads / work->kv_heads;
+    size_t least = (size_t)(group + 1) * (RA_BLOCK_BYTES + 16);
+    bool fits = at->capability == 90 && chan >= CHAN_MIN && chan <= CHAN_MAX &&
+                at->workspace_bytes >= 2 * least && ra_tensor_map_fits(&job->q) &&
+                ra_tensor_map_fits(&job->dout) && ra_add_map_fits(&job->dq);
+    for (int i = 0; i < RA_SOURCE_COUNT && fits; i++) {
+        fits =
+            !job->k[i].data || (ra_tensor_map_fits(&job->k[i]) && ra_tensor_map_fits(&job->v[i]) &&
+                                ra_add_map_fits(&job->dk[i]) && ra_add_map_fits(&job->dv[i]));
+    }
+    return fits;
+}
+
+static ra_status launch(const ra_grad_job *job, const ra_cuda_work *work, const ra_cuda_launch *at)
+{
+    grad_lists lists = {0};
+    ra_slab_layout layout = {
+        .q_heads = work->q_heads,
+        .kv_heads = work->kv_heads,
+        .chan = (int)job->q.size[RA_CHAN],
+        .clusters = at->sm_count / 2,
+        .workspace_bytes = at->workspace_bytes,
+    };
+    ra_status status = ra_slabs_build(job->cover, &work->host, &layout, &lists.host);
+    if (!status && lists.host.block_count > 0) {
+        status = upload(&lists, at->stream);
+        status = status ? status : run_chain(&lists, job, work, at);
+    }
+    close_lists(&lists, at->stream);
+    return status;
+}
+
+const ra_cuda_grad_kernel ra_cuda_block_grad = {"blocks", supports, launch, true};

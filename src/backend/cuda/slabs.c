@@ -1,0 +1,380 @@
+/*
+ * Cuts a cover into strips, tiles and blocks, chooses slabs by predicted cost, and lists what each
+ * slab adds up. Blocks are ordered by strip, or by bands of tiles and then by strip where a strip
+ * alone would fill the workspace: a squarish slab adds to fewer tiles of results. Slabs are
+ * consecutive blocks of that order, cut by dynamic programming.
+ */
+#include "backend/cuda/slabs_build.h"
+
+#include "base/alloc.h"
+
+enum {
+    CUTS_MAX = 192,     /* positions where a slab may end */
+    EPILOGUE_STEPS = 4, /* adding a tile of a result */
+    LAUNCH_STEPS = 16,  /* both kernels of a slab */
+};
+
+/* A step takes 1024 clocks; in that time memory moves about so much. */
+static const double bytes_a_step = 2.7e6;
+static const double gemm_factor = 1.08;
+
+/* What the cost of a slab depends on. */
+typedef struct tally {
+    int64_t blocks, strips, tiles, strip_steps, longest_strip, longest_tile;
+} tally;
+
+/* ---- strips, tiles and blocks */
+
+static ra_status list_tiles(ra_slab_builder *b)
+{
+    const ra_cover *cover = b->cover;
+    int64_t count = 0;
+    RA_TRY(RA_NEW(&b->tile_first, cover->k_count + 1));
+    for (int64_t i = 0; i < cover->k_count; i++) {
+        b->tile_first[i] = (int32_t)count;
+        count += ra_ceil_div(cover->k[i].count, RA_BLOCK_KEYS);
+    }
+    RA_TRY(RA_NEW(&b->out->tile, count));
+    b->out->tile_count = count;
+    for (int64_t i = 0; i < cover->k_count; i++) {
+        const ra_piece *k = &cover->k[i];
+        for (int64_t at = 0; at < k->count; at += RA_BLOCK_KEYS) {
+            b->out->tile[b->tile_first[i] + at / RA_BLOCK_KEYS] = (ra_slab_tile){
+                .source = k->source,
+                .row = (int32_t)k->tensor_row,
+                .index = (int32_t)(k->index + at),
+                .count = (int32_t)ra_min_i64(RA_BLOCK_KEYS, k->count - at),
+                .pos = (int32_t)(k->pos + at),
+            };
+        }
+    }
+    return RA_OK;
+}
+
+/* The blocks of one strip that sees the positions [begin, end). */
+static ra_status add_blocks(ra_slab_builder *b, const ra_piece *q, int64_t begin, int64_t end,
+                            int64_t *first_key)
+{
+    const ra_cover *cover = b->cover;
+    while (*first_key < q->last && cover->k[*first_key].pos + cover->k[*first_key].count <= begin) {
+        ++*first_key;
+    }
+    for (int64_t i = *first_key; i < q->last && cover->k[i].pos < end; i++) {
+        const ra_piece *k = &cover->k[i];
+        int64_t low = ra_max_i64(begin - k->pos, 0), high = ra_min_i64(end - k->pos, k->count);
+        int64_t last = low < high ? (high - 1) / RA_BLOCK_KEYS : -1;
+        for (int64_t t = low / RA_BLOCK_KEYS; t <= last; t++) {
+            RA_TRY(RA_RESERVE(&b->block, &b->block_capacity, b->block_count + 1));
+            b->block[b->block_count++] =
+                (ra_slab_block){(int32_t)b->out->strip_count, (int32_t)(b->tile_first[i] + t)};
+        }
+    }
+    return RA_OK;
+}
+
+static ra_status add_strips(ra_slab_builder *b, const ra_piece *q, int64_t reach_first)
+{
+    ra_slabs *out = b->out;
+    int64_t rows = RA_BLOCK_ROWS * 2 / out->units_heads, first_key = q->first;
+    const ra_work_reach *reach = b->work->reach + reach_first;
+    for (int64_t at = 0; at < q->count; at += rows) {
+        int64_t count = ra_min_i64(rows, q->count - at), before = b->block_count;
+        RA_TRY(add_blocks(b, q, reach[at].begin, reach[at + count - 1].end, &first_key));
+        if (b->block_count > before) {
+            RA_TRY(RA_RESERVE(&out->strip, &b->strip_capacity, out->strip_count + 1));
+            out->strip[out->strip_count++] = (ra_slab_strip){
+                .row = (int32_t)q->tensor_row,
+                .index = (int32_t)(q->index + at),
+                .count = (int32_t)count,
+                .reach = (int32_t)(reach_first + at),
+            };
+        }
+    }
+    return RA_OK;
+}
+
+static ra_status list_blocks(ra_slab_builder *b)
+{
+    int64_t reach = 0;
+    for (int64_t i = 0; i < b->cover->q_count; i++) {
+        const ra_piece *q = &b->cover->q[i];
+        if (q->first < q->last) {
+            RA_TRY(add_strips(b, q, reach));
+        }
+        reach += q->count;
+    }
+    RA_TRY(RA_NEW(&b->strip_block, b->out->strip_count + 1));
+    for (int64_t i = 0, at = 0; i < b->out->strip_count; i++) {
+        while (at < b->block_count && b->block[at].strip == i) {
+            at++;
+        }
+        b->strip_block[i + 1] = (int32_t)at;
+    }
+    return RA_OK;
+}
+
+/* ---- the order of blocks */
+
+static ra_status add_group(ra_slab_builder *b, ra_slab_group g)
+{
+    RA_TRY(RA_RESERVE(&b->groups, &b->group_capacity, b->group_count + 1));
+    b->groups[b->group_count++] = g;
+    return RA_OK;
+}
+
+/* Bands of `width` tiles; in each the strips that have blocks there. cursor: scratch a strip. */
+static ra_status list_groups(ra_slab_builder *b, int32_t width, int32_t *cursor)
+{
+    int64_t bands = ra_ceil_div(b->out->tile_count, width);
+    b->group_count = 0;
+    for (int64_t i = 0; i < b->out->strip_count; i++) {
+        cursor[i] = b->strip_block[i];
+    }
+    for (int64_t band = 0; band < bands; band++) {
+        for (int64_t i = 0; i < b->out->strip_count; i++) {
+            int32_t first = cursor[i], end = b->strip_block[i + 1];
+            while (cursor[i] < end && b->block[cursor[i]].tile / width == band) {
+                cursor[i]++;
+            }
+            if (cursor[i] > first) {
+                RA_TRY(add_group(
+                    b, (ra_slab_group){(int32_t)i, (int32_t)band, first, cursor[i] - first}));
+            }
+        }
+    }
+    return RA_OK;
+}
+
+/* ---- the choice of slabs */
+
+/* Units of two sizes, the longer first, each to whoever is free: when the last one ends. */
+static double two_sizes(double long_count, double longer, double short_count, double shorter,
+                        int64_t clusters)
+{
+    double m = (double)clusters, rounds = (double)((int64_t)long_count / clusters);
+    double late = long_count - rounds * m, early = m - late, best = 0;
+    for (int which = 0; which < 2; which++) {
+        double base = (rounds + which) * longer, end = base;
+        if (which == 1 && late == 0) {
+            break;
+        }
+        for (double took = 0; took < short_count; end += shorter) {
+            double of_early = (double)(int64_t)((end + shorter - rounds * longer) / shorter + 1e-6);
+            double of_late =
+                (double)(int64_t)((end + shorter - (rounds + 1) * longer) / shorter + 1e-6);
+            took = early * of_early + late * (of_late > 0 ? of_late : 0);
+        }
+        end = late > 0 && end < (rounds + 1) * longer ? (rounds + 1) * longer : end;
+        best = which == 0 || end < best ? end : best;
+    }
+    return best;
+}
+
+/* Steps until the last cluster has added its last unit. */
+static double gemm_steps(const ra_slab_builder *b, const tally *t, int kv_heads)
+{
+    double tiles = (double)((t->tiles + 1) / 2), strips = (double)t->strips;
+    double query = (double)t->strip_steps / strips + EPILOGUE_STEPS;
+    double key = (double)t->blocks / (2 * tiles) * 4 * b->pairs + EPILOGUE_STEPS;
+    double query_units = strips * b->pairs * kv_heads * b->parts;
+    double key_units = tiles * 2 * kv_heads * b->parts;
+    double longest =
+        EPILOGUE_STEPS + (double)ra_max_i64(t->longest_strip, t->longest_tile * 4 * b->pairs);
+    bool even = (double)t->longest_strip * strips <= 1.2 * (double)t->strip_steps &&
+                (double)t->longest_tile * (double)t->tiles <= 1.2 * (double)t->blocks;
+    if (even) {
+        return query > key ? two_sizes(query_units, query, key_units, key, b->layout->clusters)
+                           : two_sizes(key_units, key, query_units, query, b->layout->clusters);
+    }
+    double shorter = query < key ? query : key;
+    double end = (query_units * query + key_units * key) / b->layout->clusters + 0.25 * shorter;
+    return end > longest ? end : longest;
+}
+
+static double slab_cost(const ra_slab_builder *b, const tally *t, int kv_heads)
+{
+    double units = (double)b->pairs * kv_heads, chunks = b->layout->chan / RA_STEP;
+    double slots = 2 * units * (double)t->blocks;
+    int64_t score_units = ra_ceil_div(t->blocks, 2) * b->pairs * kv_heads;
+    double score = (double)ra_ceil_div(score_units, b->layout->clusters) * (2.4 * chunks + 2);
+    double score_memory = slots * RA_BLOCK_BYTES / bytes_a_step;
+    double outputs = ((double)t->strips * units + (double)(t->tiles + 1) * kv_heads) * b->parts;
+    double added = 2 * 2 * RA_BLOCK_ROWS * RA_PRODUCT_CHAN * sizeof(float);
+    double gemm = gemm_steps(b, t, kv_heads) * gemm_factor;
+    double gemm_memory = (slots * RA_BLOCK_BYTES * 1.5 + outputs * added) / bytes_a_step;
+    return (score > score_memory ? score : score_memory) +
+           (gemm > gemm_memory ? gemm : gemm_memory) + LAUNCH_STEPS;
+}
+
+static void tally_group(ra_slab_builder *b, const ra_slab_group *g, int32_t stamp, tally *t)
+{
+    int64_t steps = 0;
+    for (int32_t i = g->first; i < g->first + g->count; i++) {
+        int32_t tile = b->block[i].tile;
+        steps += ra_slab_steps(b->out->tile[tile].count);
+        if (b->tile_stamp[tile] != stamp) {
+            b->tile_stamp[tile] = stamp;
+            b->tile_refs[tile] = 0;
+            t->tiles++;
+        }
+        t->longest_tile = ra_max_i64(t->longest_tile, ++b->tile_refs[tile]);
+    }
+    t->blocks += g->count;
+    t->strips++;
+    t->strip_steps += steps;
+    t->longest_strip = ra_max_i64(t->longest_strip, steps);
+}
+
+/* Cuts all groups into slabs of at most `blocks`; negative if one group is longer. */
+static double cut(ra_slab_builder *b, int kv_heads, int64_t blocks)
+{
+    int64_t n = b->group_count, unit = ra_ceil_div(n, CUTS_MAX);
+    for (int64_t i = 0; i <= n; i++) {
+        b->cost[i] = i ? -1 : 0;
+    }
+    for (int64_t i = 0; i < b->out->tile_count; i++) {
+        b->tile_stamp[i] = -1;
+    }
+    if (unit * (b->block_count / n + 1) > blocks / 2) {
+        unit = 1;
+    }
+    for (int64_t from = 0; from < n; from++) {
+        tally t = {0};
+        for (int64_t to = from; b->cost[from] >= 0 && to < n; to++) {
+            const ra_slab_group *g = &b->groups[to];
+            bool wide = g->strip - b->groups[from].strip >= blocks; /* masks are a strip's */
+            if (g->band != b->groups[from].band || t.blocks + g->count > blocks || wide) {
+                break;
+            }
+            tally_group(b, g, (int32_t)from, &t);
+            bool ends = (to + 1) % unit == 0 || to + 1 == n || b->groups[to + 1].band != g->band;
+            double cost = b->cost[from] + slab_cost(b, &t, kv_heads);
+            if (ends && (b->cost[to + 1] < 0 || cost < b->cost[to + 1])) {
+                b->cost[to + 1] = cost;
+                b->from[to + 1] = (int32_t)from;
+            }
+        }
+    }
+    return b->cost[n];
+}
+
+/* The ends of the slabs that cut found, first to last. */
+static void keep_cut(ra_slab_builder *b)
+{
+    int32_t count = 0;
+    for (int64_t at = b->group_count; at > 0; at = b->from[at]) {
+        b->end[count++] = (int32_t)at;
+    }
+    for (int32_t i = 0; i < count / 2; i++) {
+        int32_t swap = b->end[i];
+        b->end[i] = b->end[count - 1 - i];
+        b->end[count - 1 - i] = swap;
+    }
+    b->end_count = count;
+}
+
+static ra_status try_width(ra_slab_builder *b, int32_t width, int64_t slots, int32_t *cursor)
+{
+    int heads = b->layout->kv_heads;
+    RA_TRY(list_groups(b, width, cursor));
+    for (int kv = heads; kv >= 1; kv--) {
+        int64_t blocks = slots / ((int64_t)kv * b->pairs * 2);
+        if (heads % kv || blocks == 0) {
+            continue;
+        }
+        double cost = cut(b, kv, blocks);
+        if (cost >= 0 && (b->out->cost == 0 || cost * heads / kv < b->out->cost)) {
+            b->out->cost = cost * heads / kv;
+            b->out->kv_heads = kv;
+            b->width = width;
+            keep_cut(b);
+        }
+        if (cost >= 0 && b->end_count == 1 && b->out->kv_heads == heads) {
+            break; /* one slab holds everything */
+        }
+    }
+    return RA_OK;
+}
+
+static ra_status choose(ra_slab_builder *b, int32_t *cursor)
+{
+    int64_t slots = (int64_t)(b->layout->workspace_bytes / (RA_BLOCK_BYTES + 16)), longest = 0;
+    for (int64_t i = 0; i < b->out->strip_count; i++) {
+        longest = ra_max_i64(longest, b->strip_block[i + 1] - b->strip_block[i]);
+    }
+    int64_t all = ra_max_i64(1, b->out->tile_count);
+    for (int64_t width = all; width >= 1; width = width > 64 ? 64 : width / 2) {
+        bool one = b->end_count == 1 && b->out->kv_heads == b->layout->kv_heads;
+        bool found = b->end_count > 0, useful = width < longest && width >= 16;
+        if (width == all || (!one && (useful || !found))) {
+            RA_TRY(try_width(b, (int32_t)width, slots, cursor));
+        }
+    }
+    if (b->end_count == 0) {
+        return RA_FAIL(RA_E_UNSUPPORTED,
+                       "workspace: %zu bytes, expected room for one block of %d query heads",
+                       b->layout->workspace_bytes, b->layout->q_heads / b->layout->kv_heads);
+    }
+    return list_groups(b, b->width, cursor);
+}
+
+/* ---- the whole */
+
+static ra_status build(ra_slab_builder *b, int32_t **cursor)
+{
+    RA_TRY(list_tiles(b));
+    RA_TRY(list_blocks(b));
+    if (b->block_count == 0) {
+        return RA_OK;
+    }
+    if (b->block_count > INT32_MAX / 64) {
+        return RA_FAIL(RA_E_UNSUPPORTED, "blocks: %lld, slabs hold less than 2^25",
+                       (long long)b->block_count);
+    }
+    RA_TRY(RA_NEW(cursor, b->out->strip_count));
+    RA_TRY(RA_NEW(&b->tile_stamp, b->out->tile_count));
+    RA_TRY(RA_NEW(&b->tile_refs, b->out->tile_count));
+    RA_TRY(RA_NEW(&b->cost, b->block_count + 1));
+    RA_TRY(RA_NEW(&b->from, b->block_count + 1));
+    RA_TRY(RA_NEW(&b->end, b->block_count));
+    RA_TRY(choose(b, *cursor));
+    return ra_slab_lists(b);
+}
+
+ra_status ra_slabs_build(const ra_cover *cover, const ra_work *work, const ra_slab_layout *layout,
+                         ra_slabs *out)
+{
+    int group_heads = layout->q_heads / layout->kv_heads;
+    int32_t *cursor = NULL;
+    *out = (ra_slabs){.units_heads = group_heads % 2 ? 1 : 2};
+    ra_slab_builder b = {
+        .cover = cover,
+        .work = work,
+        .layout = layout,
+        .out = out,
+        .pairs = group_heads / out->units_heads,
+        .parts = (layout->chan + RA_PRODUCT_CHAN - 1) / RA_PRODUCT_CHAN,
+    };
+    ra_status status = build(&b, &cursor);
+    void *scratch[] = {b.tile_first, b.block, b.strip_block, b.groups, b.tile_stamp,
+                       b.tile_refs,  b.cost,  b.from,        b.end,    cursor};
+    for (size_t i = 0; i < sizeof scratch / sizeof *scratch; i++) {
+        ra_free(scratch[i]);
+    }
+    if (status) {
+        ra_slabs_free(out);
+    }
+    return status;
+}
+
+void ra_slabs_free(ra_slabs *slabs)
+{
+    ra_free(slabs->strip);
+    ra_free(slabs->tile);
+    ra_free(slabs->block);
+    ra_free(slabs->ref);
+    ra_free(slabs->output);
+    ra_free(slabs->unit);
+    ra_free(slabs->slab);
+    *slabs = (ra_slabs){0};
+}

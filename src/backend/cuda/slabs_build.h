@@ -1,0 +1,47 @@
+/*
+ * Between the two halves of the plan of slabs: what slabs.c chose and slabs_lists.c writes down.
+ * Private to them.
+ */
+#ifndef RA_BACKEND_CUDA_SLABS_BUILD_H
+#define RA_BACKEND_CUDA_SLABS_BUILD_H
+
+#include "backend/cuda/slabs.h"
+#include "base/mathx.h"
+
+/* Consecutive blocks of one strip in one band. */
+typedef struct ra_slab_group {
+    int32_t strip, band, first, count;
+} ra_slab_group;
+
+typedef struct ra_slab_builder {
+    const ra_cover *cover;
+    const ra_work *work;
+    const ra_slab_layout *layout;
+    ra_slabs *out;
+    int pairs, parts; /* of units of a KV head; of channels */
+    int64_t strip_capacity, block_capacity, ref_capacity, output_capacity, unit_capacity,
+        slab_capacity;
+    int32_t *tile_first;  /* [k_count] */
+    ra_slab_block *block; /* by strip and tile; out->block is by slab */
+    int64_t block_count;
+    int32_t *strip_block; /* [strip_count + 1] */
+    ra_slab_group *groups;
+    int64_t group_count, group_capacity;
+    int32_t *tile_stamp, *tile_refs; /* scratch, [tile_count] */
+    double *cost;                    /* scratch, [group_count + 1] */
+    int32_t *from;                   /* scratch, likewise */
+    int32_t *end;                    /* of each slab in groups, chosen so far */
+    int32_t end_count;
+    int32_t width; /* of a band, in tiles, chosen so far */
+} ra_slab_builder;
+
+/* Of one unit, over so many queries or keys. */
+static inline int64_t ra_slab_steps(int64_t count)
+{
+    return ra_ceil_div(ra_clamp_i64(count, 0, RA_BLOCK_ROWS), RA_STEP);
+}
+
+/* The blocks, outputs, refs and units of every slab chosen. */
+ra_status ra_slab_lists(ra_slab_builder *b);
+
+#endif
