@@ -209,27 +209,21 @@ static void every_allocation(void **state)
     printf("%d allocations failed in turn\n", sites);
 }
 
-/* The older step runs, and right, unless its scratch went while the ctx grew: then it says so. */
-static void check_older(const starved *w, const reference *ref, int *refused)
+/* The older step runs, and right, whatever failed while a newer one was made. */
+static void check_older(const starved *w, const reference *ref)
 {
-    const rank_report *own = &w->late[w->victim];
-    if (own->status == RA_OK) {
-        reference_check_tiny(ref, &w->p, &w->got);
-        return;
-    }
     for (int rank = 0; rank < w->l.ranks; rank++) {
-        const rank_report *r = &w->late[rank];
-        if (r->status != (rank == w->victim ? RA_E_NOMEM : RA_E_COMM)) {
-            fail_report(rank, r);
+        if (w->late[rank].status != RA_OK) {
+            fail_report(rank, &w->late[rank]);
         }
     }
-    ++*refused;
+    reference_check_tiny(ref, &w->p, &w->got);
 }
 
 static void older_steps_survive(void **state)
 {
     (void)state;
-    int sites = 0, refused = 0;
+    int sites = 0;
     for (int turn = 0; turn < 6; turn++) {
         starved w;
         reference ref;
@@ -245,7 +239,7 @@ static void older_steps_survive(void **state)
                     fail_report(rank, &w.reports[rank]);
                 }
             }
-            check_older(&w, &ref, &refused);
+            check_older(&w, &ref);
             if (w.exhausted) {
                 break;
             }
@@ -254,8 +248,7 @@ static void older_steps_survive(void **state)
         reference_free(&ref);
         starved_free(&w);
     }
-    printf("%d allocations failed in turn, %d older steps refused\n", sites, refused);
-    assert_true(refused < sites / 10);
+    printf("%d allocations failed in turn\n", sites);
 }
 
 /* The thread transport itself. */

@@ -428,7 +428,7 @@ static void bad_arguments_are_named(void **state)
     io = good, io.lse.dtype = (ra_dtype)0;
     assert_int_equal(ra_oracle_forward(&desc, &p.layer, &io), RA_E_SHAPE);
     assert_message("lse");
-    assert_int_equal(ra_plain_forward(&desc, &p.layer, &good), RA_E_SHAPE);
+    assert_int_equal(ra_plain_forward(RA_PLAIN_SUM_F32, &desc, &p.layer, &good), RA_E_SHAPE);
     assert_message("out: dtype f64, expected f32");
     ra_backward_io back = backward_of(&p, &a);
     back.dv = back.dk;

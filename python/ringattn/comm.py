@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
 
 from ringattn import _c
 from ringattn.errors import CommError
@@ -41,7 +40,7 @@ def _own_store(parent: Any) -> Any:
     by a count of groups that only agrees if every process of the program takes part."""
     count = _opened.get(parent, 0)
     _opened[parent] = count + 1
-    return PrefixStore(f"ringattn/{count}", parent.get_group_store())
+    return dist.PrefixStore(f"ringattn/{count}", parent.get_group_store())  # type: ignore[attr-defined]
 
 
 class _Waiter:

@@ -69,7 +69,8 @@ def agree(
 
 def _distinct(ids: torch.Tensor) -> torch.Tensor:
     """Sorted; torch.unique without its untyped wrapper."""
-    return torch.unique_consecutive(ids.flatten().sort().values)
+    result: torch.Tensor = torch.unique_consecutive(ids.flatten().sort().values)
+    return result
 
 
 def wide_ids(ids: torch.Tensor | None) -> torch.Tensor:

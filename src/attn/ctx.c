@@ -169,24 +169,38 @@ ra_status ra_ctx_finish(ra_ctx *ctx, ra_status status)
     return status;
 }
 
-ra_status ra_ctx_reserve(ra_ctx *ctx, uint64_t scratch_bytes, int64_t blocks)
+/* Nothing in it outlives a call, so the old memory goes first; if there is not enough for more, the
+ * steps that exist get theirs back. */
+static ra_status grow_scratch(ra_ctx *ctx, uint64_t bytes)
 {
     const ra_backend *backend = ctx->backend;
+    uint64_t before = ctx->scratch_bytes;
+    backend->ops->free(backend->self, ctx->scratch);
+    ctx->scratch = NULL;
+    ctx->scratch_bytes = 0;
+    ra_status status = backend->ops->alloc(backend->self, (size_t)bytes, &ctx->scratch);
+    if (!status) {
+        ctx->scratch_bytes = bytes;
+    } else if (before > 0) {
+        char why[RA_MESSAGE_BYTES];
+        snprintf(why, sizeof why, "%s", ra_last_error());
+        if (!backend->ops->alloc(backend->self, (size_t)before, &ctx->scratch)) {
+            ctx->scratch_bytes = before;
+        }
+        ra_fail(status, "%s", why);
+    }
+    return status;
+}
+
+ra_status ra_ctx_reserve(ra_ctx *ctx, uint64_t scratch_bytes, int64_t blocks)
+{
     uint64_t limit = ctx->options.scratch_bytes_max;
     if (limit > 0 && scratch_bytes > limit) {
         return RA_FAIL(RA_E_NOMEM, "scratch: the step needs %llu bytes, scratch_bytes_max is %llu",
                        (unsigned long long)scratch_bytes, (unsigned long long)limit);
     }
     RA_TRY(RA_RESERVE(&ctx->blocks.block, &ctx->blocks.capacity, blocks));
-    if (scratch_bytes > ctx->scratch_bytes) {
-        /* Nothing in it outlives a call, so the old one goes first. */
-        backend->ops->free(backend->self, ctx->scratch);
-        ctx->scratch = NULL;
-        ctx->scratch_bytes = 0;
-        RA_TRY(backend->ops->alloc(backend->self, (size_t)scratch_bytes, &ctx->scratch));
-        ctx->scratch_bytes = scratch_bytes;
-    }
-    return RA_OK;
+    return scratch_bytes > ctx->scratch_bytes ? grow_scratch(ctx, scratch_bytes) : RA_OK;
 }
 
 ra_ring ra_ctx_ring(ra_ctx *ctx, const ra_schedule *schedule, const ra_layer *layer)

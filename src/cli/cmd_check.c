@@ -160,7 +160,8 @@ static ra_status check_case(const ra_args *args, ra_trace *trace, ra_case *c, js
         *pass = true;
         goto done;
     }
-    if ((status = ra_reference_build(c, ring.backward, &reference)) ||
+    ra_plain_sum sum = ra_device_sum(args->device, &c->layer);
+    if ((status = ra_reference_build(c, sum, ring.backward, &reference)) ||
         (status = judge(&ring, &reference, c->layer.dtype, &v))) {
         goto done;
     }

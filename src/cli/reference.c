@@ -9,12 +9,12 @@
 #include "base/limits.h"
 #include "base/mathx.h"
 #include "cli/progress.h"
-#include "oracle/plain.h"
 
 enum { TRUTH, PLAIN, SIDE_COUNT };
 
 typedef struct work {
     const ra_case *c;
+    ra_plain_sum sum;
     ra_tensor result[SIDE_COUNT][RA_RESULT_COUNT]; /* to compute; data NULL = not needed */
     atomic_llong next;
     int64_t piece_count;
@@ -37,8 +37,19 @@ static ra_tensor piece_of(const ra_tensor *t, int64_t row, int64_t kv_head, int6
     return piece;
 }
 
-typedef ra_status (*forward_fn)(const ra_step_desc *, const ra_layer *, const ra_forward_io *);
-typedef ra_status (*backward_fn)(const ra_step_desc *, const ra_layer *, const ra_backward_io *);
+static ra_status forward(const work *w, int side, const ra_step_desc *desc, const ra_layer *layer,
+                         const ra_forward_io *io)
+{
+    return side == PLAIN ? ra_plain_forward(w->sum, desc, layer, io)
+                         : ra_oracle_forward(desc, layer, io);
+}
+
+static ra_status backward(const work *w, int side, const ra_step_desc *desc, const ra_layer *layer,
+                          const ra_backward_io *io)
+{
+    return side == PLAIN ? ra_plain_backward(w->sum, desc, layer, io)
+                         : ra_oracle_backward(desc, layer, io);
+}
 
 static ra_status compute_piece(const work *w, int side, int64_t row, int64_t kv_head)
 {
@@ -62,13 +73,11 @@ static ra_status compute_piece(const work *w, int side, int64_t row, int64_t kv_
     ra_tensor q = piece_of(&c->q, row, kv_head, kv_heads);
     ra_tensor k = piece_of(&c->k, row, kv_head, kv_heads);
     ra_tensor v = piece_of(&c->v, row, kv_head, kv_heads);
-    forward_fn forward = side == PLAIN ? ra_plain_forward : ra_oracle_forward;
-    backward_fn backward = side == PLAIN ? ra_plain_backward : ra_oracle_backward;
     if (result[RA_RESULT_OUT].data) {
         ra_forward_io io = {.size = sizeof io, .q = q, .k = k, .v = v};
         io.out = result[RA_RESULT_OUT];
         io.lse = result[RA_RESULT_LSE];
-        RA_TRY(forward(&desc, &layer, &io));
+        RA_TRY(forward(w, side, &desc, &layer, &io));
     }
     if (result[RA_RESULT_DQ].data) {
         ra_backward_io io = {.size = sizeof io, .q = q, .k = k, .v = v};
@@ -76,7 +85,7 @@ static ra_status compute_piece(const work *w, int side, int64_t row, int64_t kv_
         io.dq = result[RA_RESULT_DQ];
         io.dk = result[RA_RESULT_DK];
         io.dv = result[RA_RESULT_DV];
-        RA_TRY(backward(&desc, &layer, &io));
+        RA_TRY(backward(w, side, &desc, &layer, &io));
     }
     return RA_OK;
 }
@@ -153,14 +162,14 @@ static ra_status prepare(const ra_case *c, bool backward, work *w, ra_reference 
     return RA_OK;
 }
 
-ra_status ra_reference_build(const ra_case *c, bool backward, ra_reference *out)
+ra_status ra_reference_build(const ra_case *c, ra_plain_sum sum, bool backward, ra_reference *out)
 {
     *out = (ra_reference){0};
     if (c->layer.q_heads % c->layer.kv_heads != 0) {
         return RA_FAIL(RA_E_SHAPE, "query: %d heads, expected a multiple of the %d key heads",
                        c->layer.q_heads, c->layer.kv_heads);
     }
-    work w = {.c = c, .piece_count = c->rows * c->layer.kv_heads};
+    work w = {.c = c, .sum = sum, .piece_count = c->rows * c->layer.kv_heads};
     ra_status status = prepare(c, backward, &w, out);
     if (!status) {
         pthread_mutex_init(&w.lock, NULL);

@@ -7,6 +7,7 @@
 #define RA_CLI_REFERENCE_H
 
 #include "cli/case.h"
+#include "oracle/plain.h"
 
 typedef struct ra_reference {
     ra_tensor truth[RA_RESULT_COUNT]; /* RA_F64, or the file's */
@@ -14,7 +15,8 @@ typedef struct ra_reference {
     void *owned[2][RA_RESULT_COUNT];  /* truth, plain */
 } ra_reference;
 
-ra_status ra_reference_build(const ra_case *c, bool backward, ra_reference *out);
+/* sum: of the plain computation, as where the results were computed. */
+ra_status ra_reference_build(const ra_case *c, ra_plain_sum sum, bool backward, ra_reference *out);
 void ra_reference_free(ra_reference *reference);
 
 #endif

@@ -41,7 +41,7 @@ static void matrix_store(const float *from, const ra_tensor *t, int64_t row, int
 }
 
 /* Eight partial sums: channels are a multiple of RA_HEAD_DIM_STEP. */
-static float dot(const float *a, const float *b, int64_t chan)
+static float dot_f32(const float *a, const float *b, int64_t chan)
 {
     float part[RA_HEAD_DIM_STEP] = {0}, sum = 0;
     for (int64_t c = 0; c < chan; c += RA_HEAD_DIM_STEP) {
@@ -55,6 +55,40 @@ static float dot(const float *a, const float *b, int64_t chan)
     return sum;
 }
 
+static float cut(double x)
+{
+    float nearest = (float)x;
+    return fabs((double)nearest) > fabs(x) ? nextafterf(nearest, 0.0f) : nearest;
+}
+
+/* Two partial products a lane: the sum of one step is a tree, which double makes exactly or nearly
+ * so. */
+static float dot_tensor(const float *a, const float *b, int64_t chan)
+{
+    enum { STEP = 2 * RA_HEAD_DIM_STEP };
+    float sum = 0;
+    for (int64_t begin = 0; begin < chan; begin += STEP) {
+        double part[RA_HEAD_DIM_STEP] = {0};
+        for (int64_t c = begin; c < chan && c < begin + STEP; c += RA_HEAD_DIM_STEP) {
+            for (int64_t lane = 0; lane < RA_HEAD_DIM_STEP; lane++) {
+                part[lane] += (double)a[c + lane] * (double)b[c + lane];
+            }
+        }
+        for (int64_t half = RA_HEAD_DIM_STEP / 2; half > 0; half /= 2) {
+            for (int64_t lane = 0; lane < half; lane++) {
+                part[lane] += part[lane + half];
+            }
+        }
+        sum = cut((double)sum + part[0]);
+    }
+    return sum;
+}
+
+float ra_plain_dot(ra_plain_sum sum, const float *a, const float *b, int64_t chan)
+{
+    return sum == RA_PLAIN_SUM_TENSOR ? dot_tensor(a, b, chan) : dot_f32(a, b, chan);
+}
+
 static void add_scaled(float *restrict to, float factor, const float *restrict from, int64_t chan)
 {
     for (int64_t c = 0; c < chan; c++) {
@@ -64,14 +98,17 @@ static void add_scaled(float *restrict to, float factor, const float *restrict f
 
 /* Everything f32 of one (row, head): carved from one allocation. */
 typedef struct matrices {
+    ra_plain_sum sum; /* over channels */
     float *memory;
     float *q, *k, *v, *dout, *dq, *dk, *dv; /* [seq, chan] */
     float *score, *p;                       /* [seq] */
     float *out;                             /* [chan] */
 } matrices;
 
-static ra_status matrices_create(const ra_whole *whole, const ra_layer *layer, matrices *m)
+static ra_status matrices_create(ra_plain_sum sum, const ra_whole *whole, const ra_layer *layer,
+                                 matrices *m)
 {
+    m->sum = layer->dtype == RA_F32 ? RA_PLAIN_SUM_F32 : sum;
     int64_t chan = layer->head_dim, each = whole->seq * chan;
     RA_TRY(RA_NEW(&m->memory, 7 * each + 2 * whole->seq + chan));
     m->q = m->memory;
@@ -96,7 +133,7 @@ static float row_forward(const ra_whole *whole, const ra_layer *layer, int64_t r
     memset(m->out, 0, (size_t)chan * sizeof *m->out);
     for (int64_t j = 0; j < whole->seq; j++) {
         if (ra_whole_allows(whole, row, i, j)) {
-            m->score[j] = layer->scale * dot(m->q + i * chan, m->k + j * chan, chan);
+            m->score[j] = layer->scale * ra_plain_dot(m->sum, m->q + i * chan, m->k + j * chan, chan);
             high = m->score[j] > high ? m->score[j] : high;
             allowed++;
         }
@@ -137,7 +174,7 @@ static void head_forward(const ra_whole *whole, const ra_layer *layer, const ra_
     }
 }
 
-ra_status ra_plain_forward(const ra_step_desc *desc, const ra_layer *layer, const ra_forward_io *io)
+ra_status ra_plain_forward(ra_plain_sum sum, const ra_step_desc *desc, const ra_layer *layer, const ra_forward_io *io)
 {
     ra_whole whole = {0};
     matrices m = {0};
@@ -146,7 +183,7 @@ ra_status ra_plain_forward(const ra_step_desc *desc, const ra_layer *layer, cons
     if (status) {
         goto done;
     }
-    status = matrices_create(&whole, layer, &m);
+    status = matrices_create(sum, &whole, layer, &m);
     if (status) {
         goto done;
     }
@@ -171,11 +208,12 @@ static void row_backward(const ra_whole *whole, const ra_layer *layer, int64_t r
     if (lse == -INFINITY) {
         return; /* An empty row's dout is ignored: it may be NaN. */
     }
-    float delta = dot(m->out, dout, chan);
+    float delta = dot_f32(m->out, dout, chan);
     for (int64_t j = 0; j < whole->seq; j++) {
         if (ra_whole_allows(whole, row, i, j)) {
             float p = expf(m->score[j] - lse);
-            float ds = p * (dot(dout, m->v + j * chan, chan) - delta) * layer->scale;
+            float dp = ra_plain_dot(m->sum, dout, m->v + j * chan, chan);
+            float ds = p * (dp - delta) * layer->scale;
             ds = rounded(layer->dtype, ds);
             add_scaled(m->dv + j * chan, rounded(layer->dtype, p), dout, chan);
             add_scaled(dq, ds, m->k + j * chan, chan);
@@ -207,7 +245,7 @@ static void kv_head_backward(const ra_whole *whole, const ra_layer *layer, const
     matrix_store(m->dv, &io->dv, row, kv_head);
 }
 
-ra_status ra_plain_backward(const ra_step_desc *desc, const ra_layer *layer,
+ra_status ra_plain_backward(ra_plain_sum sum, const ra_step_desc *desc, const ra_layer *layer,
                             const ra_backward_io *io)
 {
     ra_whole whole = {0};
@@ -217,7 +255,7 @@ ra_status ra_plain_backward(const ra_step_desc *desc, const ra_layer *layer,
     if (status) {
         goto done;
     }
-    status = matrices_create(&whole, layer, &m);
+    status = matrices_create(sum, &whole, layer, &m);
     if (status) {
         goto done;
     }

@@ -39,8 +39,8 @@ struct gemm_unit {
 RA_PTX void describe_unit(const ra_grad_slab &slab, uint32_t unit, int cta, int4 (&word)[4])
 {
     const int parts = (slab.chan + RA_PRODUCT_CHAN - 1) / RA_PRODUCT_CHAN;
-    const int kv = unit / slab.unit_count;
-    const ra_slab_unit which = slab.unit[unit % slab.unit_count];
+    const int kv = unit % slab.kv_count;
+    const ra_slab_unit which = slab.unit[unit / slab.kv_count];
     const ra_slab_output output = slab.output[which.output];
     const int n = which.part % parts * (RA_PRODUCT_CHAN / RA_SLAB), pair = which.part / parts;
     const int units = kv * slab.pairs * 2; /* of the KV heads before */

@@ -227,10 +227,11 @@ static ra_status run_chain(const grad_lists *lists, const ra_grad_job *job,
 static bool supports(const ra_grad_job *job, const ra_cuda_work *work, const ra_cuda_launch *at)
 {
     int64_t chan = job->q.size[RA_CHAN], group = work->q_heads / work->kv_heads;
-    size_t least = (size_t)(group + 1) * (RA_BLOCK_BYTES + 16);
+    int64_t units = group % 2 ? 2 * group : group; /* of one block of one KV head */
     bool fits = at->capability == 90 && chan >= CHAN_MIN && chan <= CHAN_MAX &&
-                at->workspace_bytes >= 2 * least && ra_tensor_map_fits(&job->q) &&
-                ra_tensor_map_fits(&job->dout) && ra_add_map_fits(&job->dq);
+                at->workspace_bytes >= (size_t)units * (RA_BLOCK_BYTES + 16) &&
+                ra_tensor_map_fits(&job->q) && ra_tensor_map_fits(&job->dout) &&
+                ra_add_map_fits(&job->dq);
     for (int i = 0; i < RA_SOURCE_COUNT && fits; i++) {
         fits =
             !job->k[i].data || (ra_tensor_map_fits(&job->k[i]) && ra_tensor_map_fits(&job->v[i]) &&

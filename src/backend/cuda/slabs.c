@@ -6,22 +6,15 @@
  */
 #include "backend/cuda/slabs_build.h"
 
+#include <string.h>
+
 #include "base/alloc.h"
 
-enum {
-    CUTS_MAX = 192,     /* positions where a slab may end */
-    EPILOGUE_STEPS = 4, /* adding a tile of a result */
-    LAUNCH_STEPS = 16,  /* both kernels of a slab */
-};
+enum { CUTS_MAX = 192 }; /* positions where a slab may end */
 
-/* A step takes 1024 clocks; in that time memory moves about so much. */
-static const double bytes_a_step = 2.7e6;
-static const double gemm_factor = 1.08;
-
-/* What the cost of a slab depends on. */
-typedef struct tally {
-    int64_t blocks, strips, tiles, strip_steps, longest_strip, longest_tile;
-} tally;
+/* How much of a shorter unit the estimates add for an uneven end. None is right for every shape, so
+ * each is tried, and what comes out is compared by playing the launches through. */
+static const double unevenness[] = {0.25, 1.0};
 
 /* ---- strips, tiles and blocks */
 
@@ -147,66 +140,7 @@ static ra_status list_groups(ra_slab_builder *b, int32_t width, int32_t *cursor)
 
 /* ---- the choice of slabs */
 
-/* Units of two sizes, the longer first, each to whoever is free: when the last one ends. */
-static double two_sizes(double long_count, double longer, double short_count, double shorter,
-                        int64_t clusters)
-{
-    double m = (double)clusters, rounds = (double)((int64_t)long_count / clusters);
-    double late = long_count - rounds * m, early = m - late, best = 0;
-    for (int which = 0; which < 2; which++) {
-        double base = (rounds + which) * longer, end = base;
-        if (which == 1 && late == 0) {
-            break;
-        }
-        for (double took = 0; took < short_count; end += shorter) {
-            double of_early = (double)(int64_t)((end + shorter - rounds * longer) / shorter + 1e-6);
-            double of_late =
-                (double)(int64_t)((end + shorter - (rounds + 1) * longer) / shorter + 1e-6);
-            took = early * of_early + late * (of_late > 0 ? of_late : 0);
-        }
-        end = late > 0 && end < (rounds + 1) * longer ? (rounds + 1) * longer : end;
-        best = which == 0 || end < best ? end : best;
-    }
-    return best;
-}
-
-/* Steps until the last cluster has added its last unit. */
-static double gemm_steps(const ra_slab_builder *b, const tally *t, int kv_heads)
-{
-    double tiles = (double)((t->tiles + 1) / 2), strips = (double)t->strips;
-    double query = (double)t->strip_steps / strips + EPILOGUE_STEPS;
-    double key = (double)t->blocks / (2 * tiles) * 4 * b->pairs + EPILOGUE_STEPS;
-    double query_units = strips * b->pairs * kv_heads * b->parts;
-    double key_units = tiles * 2 * kv_heads * b->parts;
-    double longest =
-        EPILOGUE_STEPS + (double)ra_max_i64(t->longest_strip, t->longest_tile * 4 * b->pairs);
-    bool even = (double)t->longest_strip * strips <= 1.2 * (double)t->strip_steps &&
-                (double)t->longest_tile * (double)t->tiles <= 1.2 * (double)t->blocks;
-    if (even) {
-        return query > key ? two_sizes(query_units, query, key_units, key, b->layout->clusters)
-                           : two_sizes(key_units, key, query_units, query, b->layout->clusters);
-    }
-    double shorter = query < key ? query : key;
-    double end = (query_units * query + key_units * key) / b->layout->clusters + 0.25 * shorter;
-    return end > longest ? end : longest;
-}
-
-static double slab_cost(const ra_slab_builder *b, const tally *t, int kv_heads)
-{
-    double units = (double)b->pairs * kv_heads, chunks = b->layout->chan / RA_STEP;
-    double slots = 2 * units * (double)t->blocks;
-    int64_t score_units = ra_ceil_div(t->blocks, 2) * b->pairs * kv_heads;
-    double score = (double)ra_ceil_div(score_units, b->layout->clusters) * (2.4 * chunks + 2);
-    double score_memory = slots * RA_BLOCK_BYTES / bytes_a_step;
-    double outputs = ((double)t->strips * units + (double)(t->tiles + 1) * kv_heads) * b->parts;
-    double added = 2 * 2 * RA_BLOCK_ROWS * RA_PRODUCT_CHAN * sizeof(float);
-    double gemm = gemm_steps(b, t, kv_heads) * gemm_factor;
-    double gemm_memory = (slots * RA_BLOCK_BYTES * 1.5 + outputs * added) / bytes_a_step;
-    return (score > score_memory ? score : score_memory) +
-           (gemm > gemm_memory ? gemm : gemm_memory) + LAUNCH_STEPS;
-}
-
-static void tally_group(ra_slab_builder *b, const ra_slab_group *g, int32_t stamp, tally *t)
+static void tally_group(ra_slab_builder *b, const ra_slab_group *g, int32_t stamp, ra_slab_tally *t)
 {
     int64_t steps = 0;
     for (int32_t i = g->first; i < g->first + g->count; i++) {
@@ -226,7 +160,7 @@ static void tally_group(ra_slab_builder *b, const ra_slab_group *g, int32_t stam
 }
 
 /* Cuts all groups into slabs of at most `blocks`; negative if one group is longer. */
-static double cut(ra_slab_builder *b, int kv_heads, int64_t blocks)
+static double cut(ra_slab_builder *b, int kv_heads, int64_t blocks, double uneven)
 {
     int64_t n = b->group_count, unit = ra_ceil_div(n, CUTS_MAX);
     for (int64_t i = 0; i <= n; i++) {
@@ -239,7 +173,7 @@ static double cut(ra_slab_builder *b, int kv_heads, int64_t blocks)
         unit = 1;
     }
     for (int64_t from = 0; from < n; from++) {
-        tally t = {0};
+        ra_slab_tally t = {0};
         for (int64_t to = from; b->cost[from] >= 0 && to < n; to++) {
             const ra_slab_group *g = &b->groups[to];
             bool wide = g->strip - b->groups[from].strip >= blocks; /* masks are a strip's */
@@ -248,7 +182,7 @@ static double cut(ra_slab_builder *b, int kv_heads, int64_t blocks)
             }
             tally_group(b, g, (int32_t)from, &t);
             bool ends = (to + 1) % unit == 0 || to + 1 == n || b->groups[to + 1].band != g->band;
-            double cost = b->cost[from] + slab_cost(b, &t, kv_heads);
+            double cost = b->cost[from] + ra_slab_cost(b, &t, kv_heads, uneven);
             if (ends && (b->cost[to + 1] < 0 || cost < b->cost[to + 1])) {
                 b->cost[to + 1] = cost;
                 b->from[to + 1] = (int32_t)from;
@@ -259,7 +193,7 @@ static double cut(ra_slab_builder *b, int kv_heads, int64_t blocks)
 }
 
 /* The ends of the slabs that cut found, first to last. */
-static void keep_cut(ra_slab_builder *b)
+static void list_ends(ra_slab_builder *b)
 {
     int32_t count = 0;
     for (int64_t at = b->group_count; at > 0; at = b->from[at]) {
@@ -273,24 +207,41 @@ static void keep_cut(ra_slab_builder *b)
     b->end_count = count;
 }
 
+/* Keeps the groups' cut if it is the best so far. */
+static ra_status try_cut(ra_slab_builder *b, int32_t width, int kv, int64_t blocks, double uneven)
+{
+    double cost = cut(b, kv, blocks, uneven);
+    if (cost < 0) {
+        return RA_OK;
+    }
+    list_ends(b);
+    if (b->block_count <= RA_SLAB_PLAY_MAX) {
+        RA_TRY(ra_slab_play(b, kv, &cost));
+    }
+    cost *= (double)b->layout->kv_heads / kv;
+    if (b->out->cost == 0 || cost < b->out->cost) {
+        b->out->cost = cost;
+        b->out->kv_heads = kv;
+        b->best_width = width;
+        b->best_count = b->end_count;
+        memcpy(b->best, b->end, (size_t)b->end_count * sizeof *b->end);
+    }
+    return RA_OK;
+}
+
+static bool one_slab(const ra_slab_builder *b)
+{
+    return b->best_count == 1 && b->out->kv_heads == b->layout->kv_heads;
+}
+
 static ra_status try_width(ra_slab_builder *b, int32_t width, int64_t slots, int32_t *cursor)
 {
     int heads = b->layout->kv_heads;
     RA_TRY(list_groups(b, width, cursor));
-    for (int kv = heads; kv >= 1; kv--) {
+    for (int kv = heads; kv >= 1 && !one_slab(b); kv--) {
         int64_t blocks = slots / ((int64_t)kv * b->pairs * 2);
-        if (heads % kv || blocks == 0) {
-            continue;
-        }
-        double cost = cut(b, kv, blocks);
-        if (cost >= 0 && (b->out->cost == 0 || cost * heads / kv < b->out->cost)) {
-            b->out->cost = cost * heads / kv;
-            b->out->kv_heads = kv;
-            b->width = width;
-            keep_cut(b);
-        }
-        if (cost >= 0 && b->end_count == 1 && b->out->kv_heads == heads) {
-            break; /* one slab holds everything */
+        for (size_t i = 0; i < 2 && heads % kv == 0 && blocks > 0; i++) {
+            RA_TRY(try_cut(b, width, kv, blocks, unevenness[i]));
         }
     }
     return RA_OK;
@@ -304,18 +255,17 @@ static ra_status choose(ra_slab_builder *b, int32_t *cursor)
     }
     int64_t all = ra_max_i64(1, b->out->tile_count);
     for (int64_t width = all; width >= 1; width = width > 64 ? 64 : width / 2) {
-        bool one = b->end_count == 1 && b->out->kv_heads == b->layout->kv_heads;
-        bool found = b->end_count > 0, useful = width < longest && width >= 16;
-        if (width == all || (!one && (useful || !found))) {
+        bool useful = width < longest && width >= 16 && !one_slab(b);
+        if (width == all || useful || b->best_count == 0) {
             RA_TRY(try_width(b, (int32_t)width, slots, cursor));
         }
     }
-    if (b->end_count == 0) {
+    if (b->best_count == 0) {
         return RA_FAIL(RA_E_UNSUPPORTED,
                        "workspace: %zu bytes, expected room for one block of %d query heads",
                        b->layout->workspace_bytes, b->layout->q_heads / b->layout->kv_heads);
     }
-    return list_groups(b, b->width, cursor);
+    return list_groups(b, b->best_width, cursor);
 }
 
 /* ---- the whole */
@@ -337,6 +287,7 @@ static ra_status build(ra_slab_builder *b, int32_t **cursor)
     RA_TRY(RA_NEW(&b->cost, b->block_count + 1));
     RA_TRY(RA_NEW(&b->from, b->block_count + 1));
     RA_TRY(RA_NEW(&b->end, b->block_count));
+    RA_TRY(RA_NEW(&b->best, b->block_count));
     RA_TRY(choose(b, *cursor));
     return ra_slab_lists(b);
 }
@@ -356,8 +307,8 @@ ra_status ra_slabs_build(const ra_cover *cover, const ra_work *work, const ra_sl
         .parts = (layout->chan + RA_PRODUCT_CHAN - 1) / RA_PRODUCT_CHAN,
     };
     ra_status status = build(&b, &cursor);
-    void *scratch[] = {b.tile_first, b.block, b.strip_block, b.groups, b.tile_stamp,
-                       b.tile_refs,  b.cost,  b.from,        b.end,    cursor};
+    void *scratch[] = {b.tile_first, b.block, b.strip_block, b.groups, b.tile_stamp, b.tile_refs,
+                       b.cost,       b.from,  b.end,         b.best,   cursor};
     for (size_t i = 0; i < sizeof scratch / sizeof *scratch; i++) {
         ra_free(scratch[i]);
     }

@@ -6,7 +6,7 @@
  * one slab each tile of a result has one writer, so sums have one order. Plain host C, so that
  * plans are tested where there is no GPU. Must not know CUDA, dtypes or pointers to tensors.
  *
- * The lists hold one KV head's work; kernels enumerate heads.
+ * The lists hold one KV head's work; kernels enumerate heads, those of one unit side by side.
  */
 #ifndef RA_BACKEND_CUDA_SLABS_H
 #define RA_BACKEND_CUDA_SLABS_H

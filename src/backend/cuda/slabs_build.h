@@ -30,9 +30,10 @@ typedef struct ra_slab_builder {
     int32_t *tile_stamp, *tile_refs; /* scratch, [tile_count] */
     double *cost;                    /* scratch, [group_count + 1] */
     int32_t *from;                   /* scratch, likewise */
-    int32_t *end;                    /* of each slab in groups, chosen so far */
+    int32_t *end;                    /* of each slab in groups; of the cut at hand */
     int32_t end_count;
-    int32_t width; /* of a band, in tiles, chosen so far */
+    int32_t *best; /* likewise; of the best cut so far, over groups of this width in tiles */
+    int32_t best_count, best_width;
 } ra_slab_builder;
 
 /* Of one unit, over so many queries or keys. */
@@ -40,6 +41,21 @@ static inline int64_t ra_slab_steps(int64_t count)
 {
     return ra_ceil_div(ra_clamp_i64(count, 0, RA_BLOCK_ROWS), RA_STEP);
 }
+
+/* What the cost of a slab depends on. */
+typedef struct ra_slab_tally {
+    int64_t blocks, strips, tiles, strip_steps, longest_strip, longest_tile;
+} ra_slab_tally;
+
+/* Predicted, in steps. uneven: how much of a shorter unit is lost at the end. */
+double ra_slab_cost(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads, double uneven);
+/* Is adding up bound by memory and not by products? */
+bool ra_slab_memory_bound(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads);
+
+/* The cost of all slabs of the cut at hand, by playing the units through in their order. Takes time
+ * for every unit, so for no more blocks than RA_SLAB_PLAY_MAX. */
+enum { RA_SLAB_PLAY_MAX = 1 << 15 };
+ra_status ra_slab_play(ra_slab_builder *b, int kv_heads, double *cost);
 
 /* The blocks, outputs, refs and units of every slab chosen. */
 ra_status ra_slab_lists(ra_slab_builder *b);

@@ -199,26 +199,42 @@ static ra_status add_query_output(ra_slab_builder *b, const ra_slab *slab, int32
                          });
 }
 
-/* Longest first; ties as they are listed. */
+/* Smallest rank first; ties as they are listed. */
 typedef struct ranked {
-    int32_t steps, output;
+    int32_t rank, output;
 } ranked;
 
 static int compare_ranked(const void *a, const void *b)
 {
     const ranked *left = a, *right = b;
-    if (left->steps != right->steps) {
-        return left->steps > right->steps ? -1 : 1;
+    if (left->rank != right->rank) {
+        return left->rank < right->rank ? -1 : 1;
     }
     return (left->output > right->output) - (left->output < right->output);
 }
 
-static ra_status add_units(ra_slab_builder *b, ra_slab *slab, int64_t first, ranked *order)
+/* The last of the slab's blocks that an output adds. */
+static int32_t last_block(const ra_slab_builder *b, const ra_slab_output *output)
+{
+    int32_t last = output->first[0] + output->count[0] - 1;
+    if (output->keys) {
+        const ra_slab_ref *ref = &b->out->ref[last];
+        last = (int32_t)ra_max_i64(ref->block[0], ref->block[1]);
+    }
+    return last;
+}
+
+/* Longest first, so that all CTAs end together; but where memory is what limits, outputs that add
+ * the same blocks come together, so that the second finds them in the cache. */
+static ra_status add_units(ra_slab_builder *b, ra_slab *slab, int64_t first, bool together,
+                           ranked *order)
 {
     ra_slabs *out = b->out;
     int64_t count = out->output_count - first;
     for (int64_t i = 0; i < count; i++) {
-        order[i] = (ranked){out->output[first + i].steps, (int32_t)(first + i)};
+        const ra_slab_output *output = &out->output[first + i];
+        order[i] =
+            (ranked){together ? last_block(b, output) : -output->steps, (int32_t)(first + i)};
     }
     qsort(order, (size_t)count, sizeof *order, compare_ranked);
     slab->unit_first = (int32_t)out->unit_count;
@@ -231,6 +247,23 @@ static ra_status add_units(ra_slab_builder *b, ra_slab *slab, int64_t first, ran
     }
     slab->unit_count = (int32_t)(out->unit_count - slab->unit_first);
     return RA_OK;
+}
+
+static bool memory_bound(const ra_slab_builder *b, const ra_slab *slab, int64_t first_output)
+{
+    ra_slab_tally t = {.blocks = slab->block_count};
+    for (int64_t i = first_output; i < b->out->output_count; i++) {
+        const ra_slab_output *output = &b->out->output[i];
+        if (output->keys) {
+            t.tiles += 1 + (output->part[1] >= 0);
+            t.longest_tile = ra_max_i64(t.longest_tile, output->steps / (4 * b->pairs));
+        } else {
+            t.strips++;
+            t.strip_steps += output->steps;
+            t.longest_strip = ra_max_i64(t.longest_strip, output->steps);
+        }
+    }
+    return ra_slab_memory_bound(b, &t, b->out->kv_heads);
 }
 
 static ra_status add_slab(ra_slab_builder *b, int64_t from, int64_t to, entry *entries,
@@ -253,7 +286,8 @@ static ra_status add_slab(ra_slab_builder *b, int64_t from, int64_t to, entry *e
     }
     slab.block_count = (int32_t)(out->block_count - slab.block_first);
     RA_TRY(add_key_outputs(b, &slab, entries));
-    RA_TRY(add_units(b, &slab, first_output, order));
+    bool together = memory_bound(b, &slab, first_output);
+    RA_TRY(add_units(b, &slab, first_output, together, order));
     RA_TRY(RA_RESERVE(&out->slab, &b->slab_capacity, out->slab_count + 1));
     out->slab[out->slab_count++] = slab;
     return RA_OK;
@@ -266,8 +300,8 @@ ra_status ra_slab_lists(ra_slab_builder *b)
     ra_status status = RA_NEW(&entries, b->block_count);
     status = status ? status : RA_NEW(&order, 2 * b->block_count);
     status = status ? status : RA_NEW(&b->out->block, b->block_count);
-    for (int32_t i = 0; i < b->end_count && !status; i++) {
-        status = add_slab(b, i ? b->end[i - 1] : 0, b->end[i], entries, order);
+    for (int32_t i = 0; i < b->best_count && !status; i++) {
+        status = add_slab(b, i ? b->best[i - 1] : 0, b->best[i], entries, order);
     }
     ra_free(entries);
     ra_free(order);

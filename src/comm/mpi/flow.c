@@ -8,13 +8,9 @@
 ra_status ra_mpi_check(int code, const char *what, int peer)
 {
     char text[MPI_MAX_ERROR_STRING] = "";
-    int length = 0, error_class = MPI_SUCCESS;
+    int length = 0;
     if (code == MPI_SUCCESS) {
         return RA_OK;
-    }
-    MPI_Error_class(code, &error_class);
-    if (error_class == MPI_ERR_TRUNCATE) {
-        return RA_FAIL(RA_E_COMM, "rank %d sends more bytes than expected", peer);
     }
     MPI_Error_string(code, text, &length);
     return RA_FAIL(RA_E_COMM, "rank %d: %s: %.300s", peer, what, text);
@@ -56,7 +52,7 @@ static void copy_payload(ra_mpi_flow *f, char *flat, size_t bytes)
 /* Room for a piece; sizes are rounded up so that slots soon stop growing. */
 static ra_status slot_reserve(ra_mpi_slot *slot, size_t bytes)
 {
-    size_t room = 512;
+    size_t room = RA_MPI_FIRST_BYTES;
     if (ra_alloc_bytes(slot->memory) >= bytes) {
         return RA_OK;
     }
@@ -68,41 +64,49 @@ static ra_status slot_reserve(ra_mpi_slot *slot, size_t bytes)
     return ra_alloc(room, 1, &slot->memory);
 }
 
-static ra_mpi_slot *slot_at(ra_mpi_flow *f, uint64_t position)
-{
-    return &f->slot[position / RA_MPI_PIECE_BYTES % RA_MPI_SLOTS];
-}
-
 static ra_status post(ra_mpi_flow *f, MPI_Comm comm)
 {
-    ra_mpi_slot *slot = slot_at(f, f->posted);
+    ra_mpi_slot *slot = &f->slot[f->pieces_posted % RA_MPI_SLOTS];
+    bool first = f->pieces_posted == 0;
     uint64_t left = f->total - f->posted;
-    size_t bytes = left < RA_MPI_PIECE_BYTES ? (size_t)left : RA_MPI_PIECE_BYTES;
+    size_t most = first ? RA_MPI_FIRST_BYTES : RA_MPI_PIECE_BYTES;
+    size_t bytes = left < most ? (size_t)left : most;
     int peer = f->xfer->peer, code;
-    RA_TRY(slot_reserve(slot, bytes));
-    if (f->xfer->send) {
-        size_t head = f->posted == 0 ? sizeof f->header : 0;
+    RA_TRY(slot_reserve(slot, first ? most : bytes));
+    if (f->send) {
+        size_t head = first ? sizeof f->header : 0;
         memcpy(slot->memory, &f->header, head);
         copy_payload(f, slot->memory + head, bytes - head);
         code = MPI_Isend(slot->memory, (int)bytes, MPI_BYTE, peer, RA_MPI_TAG_DATA, comm,
                          &slot->request);
     } else {
-        code = MPI_Irecv(slot->memory, (int)bytes, MPI_BYTE, peer, RA_MPI_TAG_DATA, comm,
-                         &slot->request);
+        code = MPI_Irecv(slot->memory, (int)(first ? most : bytes), MPI_BYTE, peer, RA_MPI_TAG_DATA,
+                         comm, &slot->request);
     }
     if (code != MPI_SUCCESS) {
         slot->request = MPI_REQUEST_NULL;
     }
-    RA_TRY(ra_mpi_check(code, f->xfer->send ? "MPI_Isend" : "MPI_Irecv", peer));
+    RA_TRY(ra_mpi_check(code, f->send ? "MPI_Isend" : "MPI_Irecv", peer));
     slot->bytes = bytes;
     f->posted += bytes;
+    f->pieces_posted++;
+    return RA_OK;
+}
+
+/* As many pieces as there are slots; a receiver reads the header before it asks for more. */
+static ra_status post_all(ra_mpi_flow *f, MPI_Comm comm)
+{
+    while (f->posted < f->total && f->pieces_posted - f->pieces_done < RA_MPI_SLOTS &&
+           (f->send || f->pieces_posted == 0 || f->done > 0)) {
+        RA_TRY(post(f, comm));
+    }
     return RA_OK;
 }
 
 static ra_status take(ra_mpi_flow *f, const ra_mpi_slot *slot, size_t received)
 {
     const ra_xfer *xfer = f->xfer;
-    size_t head = f->done == 0 ? sizeof f->header : 0;
+    size_t head = f->pieces_done == 0 ? sizeof f->header : 0;
     ra_mpi_header sent = f->header;
     if (received >= head) {
         memcpy(&sent, slot->memory, head);
@@ -138,16 +142,14 @@ ra_status ra_mpi_flow_start(ra_mpi_flow *flow, MPI_Comm comm, uint64_t call, con
     flow->used = 0;
     flow->total = sizeof flow->header + xfer->bytes;
     flow->posted = flow->done = 0;
-    for (int i = 0; i < RA_MPI_SLOTS && flow->posted < flow->total; i++) {
-        RA_TRY(post(flow, comm));
-    }
-    return RA_OK;
+    flow->pieces_posted = flow->pieces_done = 0;
+    return post_all(flow, comm);
 }
 
 ra_status ra_mpi_flow_step(ra_mpi_flow *flow, MPI_Comm comm, bool *moved)
 {
     while (flow->done < flow->posted) {
-        ra_mpi_slot *slot = slot_at(flow, flow->done);
+        ra_mpi_slot *slot = &flow->slot[flow->pieces_done % RA_MPI_SLOTS];
         MPI_Status status;
         int done = 0, received = 0;
         RA_TRY(
@@ -162,9 +164,8 @@ ra_status ra_mpi_flow_step(ra_mpi_flow *flow, MPI_Comm comm, bool *moved)
             RA_TRY(take(flow, slot, (size_t)received));
         }
         flow->done += slot->bytes;
-        if (flow->posted < flow->total) {
-            RA_TRY(post(flow, comm));
-        }
+        flow->pieces_done++;
+        RA_TRY(post_all(flow, comm));
     }
     return RA_OK;
 }

@@ -1,7 +1,9 @@
 /*
  * One message as a stream: a header, then the bytes of its blocks, cut into pieces. Two pieces are
  * under way at a time, each in memory of the flow's own, so that a request that cannot be cancelled
- * never holds memory of a caller. Must not know deadlines or other flows.
+ * never holds memory of a caller. The first piece is small and all that a receiver waits for until
+ * it has read the header: a message of another length than expected never meets memory too small
+ * for it, which not every MPI library survives. Must not know deadlines or other flows.
  */
 #ifndef RA_COMM_MPI_FLOW_H
 #define RA_COMM_MPI_FLOW_H
@@ -12,8 +14,9 @@
 
 enum {
     RA_MPI_SLOTS = 2,
-    /* Small enough to be in a cache from the packing to the sending: on two ranks that share
-     * memory 8 MiB pieces move half as fast. */
+    RA_MPI_FIRST_BYTES = 1024,
+    /* Still in a cache when it is sent. Two ranks that share memory exchange 64 MiB in pieces of
+     * 1 MiB as fast as unpacked memory, 1.4 GB/s each way; pieces of 4 MiB move at 0.9 GB/s. */
     RA_MPI_PIECE_BYTES = 1 << 20,
     RA_MPI_TAG_DATA = 1,
     RA_MPI_TAG_NOTICE = 2,
@@ -41,6 +44,7 @@ typedef struct ra_mpi_flow {
     int64_t row;
     size_t used;
     uint64_t total, posted, done; /* bytes of the stream */
+    int64_t pieces_posted, pieces_done;
     ra_mpi_slot slot[RA_MPI_SLOTS];
 } ra_mpi_flow;
 
@@ -49,7 +53,7 @@ ra_status ra_mpi_check(int code, const char *what, int peer);
 
 /* Slots without memory or requests. */
 void ra_mpi_flow_init(ra_mpi_flow *flow);
-/* Posts the first pieces. */
+/* Posts what can be posted. */
 ra_status ra_mpi_flow_start(ra_mpi_flow *flow, MPI_Comm comm, uint64_t call, const ra_xfer *xfer);
 /* Takes every piece that is done and posts the next ones; *moved if there was one. */
 ra_status ra_mpi_flow_step(ra_mpi_flow *flow, MPI_Comm comm, bool *moved);

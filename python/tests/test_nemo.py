@@ -1,0 +1,375 @@
+"""The NeMo drop-in: every documented name, its signature, and what it does."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import logging
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import nemo_names
+import pytest
+import torch
+import world
+from reference import Case, assert_close, attend, mask, plain, truth
+
+from ringattn.nemo import cp_attention as cp
+from ringattn.nemo import cp_local_ring as local
+
+
+def signature_of(function: Any) -> str:
+    words = []
+    for p in inspect.signature(function).parameters.values():
+        words.append(p.name if p.default is p.empty else f"{p.name}={p.default}")
+    return " ".join(words)
+
+
+@pytest.mark.parametrize("name", nemo_names.CP_ATTENTION)
+def test_signatures_of_cp_attention(name: str) -> None:
+    found: Any = cp
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert signature_of(found) == nemo_names.CP_ATTENTION[name]
+
+
+@pytest.mark.parametrize("name", nemo_names.CP_LOCAL_RING)
+def test_signatures_of_cp_local_ring(name: str) -> None:
+    assert signature_of(getattr(local, name)) == nemo_names.CP_LOCAL_RING[name]
+
+
+def test_data() -> None:
+    code = "from ringattn.nemo import cp_attention as c\nfor n in {!r}: print(repr(getattr(c, n)))"
+    names = list(nemo_names.CP_ATTENTION_DATA)
+    said = subprocess.run([sys.executable, "-c", code.format(names)], check=True, capture_output=True, text=True)
+    assert said.stdout.splitlines() == [repr(v) for v in nemo_names.CP_ATTENTION_DATA.values()]
+    assert isinstance(cp.logger, logging.Logger)
+    assert issubclass(cp._Gemma4FFPAVarlenRingAttention, torch.autograd.Function)
+
+
+def module_of(case: Case, **values: Any) -> Any:
+    config = SimpleNamespace(use_bidirectional_attention="vision" if case.vision != "off" else None)
+    known: dict[str, Any] = {"sliding_window": case.window or None, "scaling": case.scale,
+                             "is_causal": case.causal, "config": config}
+    return SimpleNamespace(**{**known, **values})
+
+
+def ctx_of(case: Case, rank: int, size: int, group: Any, module: Any = None) -> cp.CPRingAttentionContext:
+    seq = case.seq // size
+    part = slice(rank * seq, (rank + 1) * seq)
+    q, k, v = (t[:, :, part] for t in case.inputs()[:3])
+    metadata = {"_packed_seq_ids": case.tensor("docs"), "padding_mask": case.tensor("pads"), "mm_token_type_ids": case.tensor("types")}
+    cut = {n: None if t is None else t[:, part].contiguous() for n, t in metadata.items()}
+    return cp.CPRingAttentionContext(
+        module=module or module_of(case), query=q, key=k, value=v, cp_mesh=None, cp_group=group,
+        cp_size=size, cp_rank=rank, seq_local=seq, seq_full=case.seq, seq_global_start=rank * seq,
+        attn_mask=None, dropout_p=0.0, is_causal=True, scale=None, enable_gqa=True, kwargs={},
+        metadata=cut, metadata_seq_dims={},
+    )
+
+
+RING_CASES = {
+    "global": Case(docs=[[1] * 7 + [2] * 5]),
+    "sliding": Case(window=4, docs=[[1] * 3 + [2] * 3 + [1] * 6], pads=[[False] * 4 + [True] + [False] * 7]),
+    "images": Case(window=3, vision="over_window", types=[[0, 1, 1, 1, 1, 1, 0, 0, 2, 2, 2, 2]]),
+    "batch": Case(rows=2, docs=[[1] * 6 + [2] * 6, [2] * 12]),
+    "bf16": Case(dtype=torch.bfloat16, window=5),
+}
+
+
+def whole_ring(rank: int, size: int, group: Any, case: Case) -> list[torch.Tensor]:
+    """Through the entry point; twice with the same metadata, which makes one step."""
+    ctx = ctx_of(case, rank, size, group if size > 1 else None)
+    dout = case.inputs()[3][:, :, rank * ctx.seq_local : (rank + 1) * ctx.seq_local]
+    for _ in range(2):
+        leaves = [t.clone().requires_grad_() for t in (ctx.query, ctx.key, ctx.value)]
+        now = replace(ctx, query=leaves[0], key=leaves[1], value=leaves[2])
+        out = cp._run_gemma4_cp_ring_attention(ctx.module, now)
+        results = [out.detach(), *torch.autograd.grad(out, leaves, dout)]
+    forward = cp._run_gemma4_cp_ring_attention_forward(ctx.module, ctx)
+    assert torch.equal(forward, results[0])
+    sink: dict[int, Any] = {}
+    out32, lse = cp._run_gemma4_cp_ffpa_varlen_ring_forward(ctx, sink)
+    assert torch.equal(out32, results[0].float()) and lse.shape == out32.shape[:-1]
+    assert set(sink) <= set(range(rank + 1)) and rank in sink
+    return results
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", RING_CASES)
+def test_whole_ring(name: str, size: int) -> None:
+    case = RING_CASES[name]
+    parts = world.run(size, whole_ring, case)
+    for i, (a, b) in enumerate(zip(plain(case), truth(case))):
+        assert_close(str(i), torch.cat([p[i] for p in parts], 2), a, b)
+
+
+def own_ring(rank: int, size: int, group: Any, case: Case, how: str) -> list[torch.Tensor]:
+    """The reference's own loop: collect, one chunk after the other, merge; or the neighbourhood and
+    gradients routed to their owners."""
+    ctx = ctx_of(case, rank, size, group if size > 1 else None)
+    chunks = cp._collect_ring_kv_chunks(ctx)
+    if how == "neighbourhood":
+        out, saved = local.sliding_ring_compute_fa_fwd(ctx, chunks)
+        dout = case.inputs()[3][:, :, rank * ctx.seq_local : (rank + 1) * ctx.seq_local]
+        dq, dk, dv = local.sliding_ring_compute_fa_bwd(saved, dout)
+        return [out, dq, *cp._route_kv_grads_to_owners(dk, dv, group, rank, size)]
+    acc = lse = None
+    for owner, key, value, metadata in chunks:
+        part, part_lse, empty, channels = cp._run_gemma4_flex_chunk(ctx.module, ctx, key, value, metadata, owner * ctx.seq_local)
+        assert channels == case.head_dim
+        if empty is not None:
+            assert (part.transpose(1, 2)[empty] == 0).all()
+        acc, lse = cp._merge_flex_chunk(acc, lse, part, part_lse)
+    assert acc is not None
+    return [acc]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("name", ["global", "sliding", "images", "batch"])
+def test_own_ring_by_chunks(name: str, size: int) -> None:
+    case = RING_CASES[name]
+    if name == "images":
+        case = replace(case, types=[[0] * 3 + [1, 1, 1] + [0, 0, 0, 2, 2, 0]])
+        size = min(size, 2)
+    found = torch.cat([p[0] for p in world.run(size, own_ring, case, "chunks")], 2)
+    expected = attend(case, *(t.double() for t in case.inputs()[:3]))
+    assert torch.allclose(found.double(), expected, atol=5e-6)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_own_ring_by_neighbourhood(size: int) -> None:
+    case = RING_CASES["sliding"]
+    parts = world.run(size, own_ring, case, "neighbourhood")
+    for i, expected in enumerate(truth(case)):
+        found = torch.cat([p[i] for p in parts], 2).double()
+        assert torch.allclose(found, expected, atol=1e-5), i
+
+
+def test_hop_count_is_not_one_too_many() -> None:
+    for window, hops in ((1, 0), (2, 1), (5, 1), (6, 2), (9, 2), (10, 3), (100, 3)):
+        case = Case(seq=16, window=window)
+        ctx = ctx_of(case, 3, 4, None)
+        from ringattn.nemo import ring
+
+        assert ring.n_prior(ctx.module, ctx) == hops, window
+
+
+def test_dense_cross_compares_each_row_with_its_own() -> None:
+    q = torch.tensor([[1, 1, 1], [2, 2, 2]])
+    same = cp._build_packed_ring_segments(q, q)
+    swapped = cp._build_packed_ring_segments(q, torch.tensor([[1, 1, 1], [1, 1, 1]]))
+    assert same is not None and swapped is not None
+    assert cp._chunk_dense_eligible(same, False) and cp._chunk_dense_eligible(same, True)
+    assert not cp._chunk_dense_eligible(swapped, False)
+
+
+def test_segments() -> None:
+    seg = cp._build_packed_ring_segments(torch.tensor([[1, 1, 2, 0]]), torch.tensor([[1, 2, 2, 2]]))
+    assert seg is not None
+    found = {n: v.tolist() if isinstance(v, torch.Tensor) else v for n, v in seg.items()}
+    assert found == {
+        "q_index": [0, 1, 2], "k_index": [0, 1, 2, 3], "cu_q": [0, 2, 3], "cu_k": [0, 1, 4],
+        "max_q": 2, "max_k": 3, "dense_local": False, "dense_cross": False,
+        "pad_rows": [[False, False, False, True]],
+    }
+    assert cp._build_packed_ring_segments(torch.tensor([[1]]), torch.tensor([[2]])) is None
+    assert cp._row_single_doc_prefix([3, 3, 0]) and not cp._row_single_doc_prefix([0, 0])
+    assert not cp._row_single_doc_prefix([3, 0, 3]) and cp._row_single_doc_full([7, 7])
+    assert not cp._row_single_doc_full([7, 0]) and not cp._row_single_doc_full([7, 8])
+
+
+def test_caches_follow_the_tensor_not_its_address() -> None:
+    q = torch.tensor([[1, 1]])
+    first = cp._cached_ring_segments(q, q, 0, 0, 1)
+    assert cp._cached_ring_segments(q, q, 0, 0, 1) is first
+    assert cp._cached_ring_segments(q, torch.tensor([[5, 5]]), 0, 1, 2) is None
+    assert None in cp._RING_SEGMENT_CACHE.values()
+    q.fill_(0)
+    assert cp._cached_ring_segments(q, q, 0, 0, 1) is None
+    del q
+    gc.collect()
+    other = torch.tensor([[1, 1]])
+    assert cp._cached_ring_segments(other, other, 0, 0, 1) is not None
+    built = []
+    cp._block_mask_set_generation(other)
+    for key in range(300):
+        cp._cached_block_mask(key, lambda: built.append(key))
+    cp._cached_block_mask(299, lambda: built.append(-1))
+    assert len(cp._BLOCK_MASK_CACHE) == 256 and built == list(range(300))
+    cp._block_mask_set_generation(other)
+    assert len(cp._BLOCK_MASK_CACHE) == 256
+    cp._block_mask_set_generation(other.clone())
+    assert not cp._BLOCK_MASK_CACHE
+    ids = torch.tensor([[1, 1]])
+    ctx = SimpleNamespace(metadata={"_packed_seq_ids": ids}, cp_rank=0, cp_size=1)
+    assert local._cached_sliding_segments(ctx, ids, ids, 0) is local._cached_sliding_segments(ctx, ids, ids, 0)
+    cp._ring_segment_set_generation(torch.zeros(1))
+    assert not cp._RING_SEGMENT_CACHE
+
+
+def test_rows_there_and_back() -> None:
+    dense, index = torch.randn(2, 3, 4, 8), torch.tensor([1, 4, 7])
+    packed = cp._gather_thd(dense, index)
+    assert torch.equal(packed, torch.stack([dense[0, :, 1], dense[1, :, 0], dense[1, :, 3]]))
+    back = cp._scatter_thd(packed, index, 2, 3, 4)
+    assert torch.equal(cp._gather_thd(back, index), packed) and (back != 0).sum() == packed.numel()
+    lse = torch.randn(2, 3, 4)
+    thin = cp._gather_lse(lse, index)
+    assert torch.equal(thin[:, 1], lse[1, :, 0])
+    wide = cp._scatter_lse(thin, index, 2, 3, 4)
+    assert torch.equal(cp._gather_lse(wide, index), thin) and torch.isneginf(wide).sum() == 24 - 9
+    grad = torch.ones(2, 3, 4, 8, dtype=torch.bfloat16)
+    cp._grad_add_live_(grad, torch.full((3, 3, 8), 2.0), index)
+    assert grad.float().sum() == 2 * 3 * 4 * 8 + 2 * 3 * 3 * 8
+
+
+def test_merges() -> None:
+    out, lse = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 4)
+    part, part_lse = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 4)
+    lse[0, 0, 0] = part_lse[0, 0, 0] = part_lse[0, 1, 1] = float("-inf")
+    out[0, 0, 0] = part[0, 0, 0] = part[0, 1, 1] = 0
+    for merge in (cp._merge_flex_chunk, cp._merge_ffpa_packed_chunk):
+        first = merge(None, None, out, lse)
+        assert torch.equal(first[0], out) and torch.equal(first[1], lse)
+        merged, total = merge(*first, part, part_lse)
+        assert torch.allclose(total, torch.logaddexp(lse, part_lse), atol=1e-6)
+        assert (merged[0, 0, 0] == 0).all() and torch.isneginf(total[0, 0, 0])
+        assert torch.equal(merged[0, 1, 1], out[0, 1, 1])
+        assert merged.isfinite().all()
+    index = torch.tensor([2, 3])
+    live, live_lse = out.clone(), lse.clone()
+    cp._merge_live_chunk_(live, live_lse, cp._gather_thd(part, index), cp._gather_lse(part_lse, index), index)
+    assert torch.allclose(live[:, :, 2:], merged[:, :, 2:], atol=1e-6)
+    assert torch.equal(live[:, :, :2], out[:, :, :2]) and torch.allclose(live_lse[:, :, 2:], total[:, :, 2:])
+    assert cp._use_live_row_merge(1, 4) and not cp._use_live_row_merge(2, 4)
+
+
+def test_varlen_chunks() -> None:
+    case = Case(docs=[[1] * 5 + [2] * 7])
+    q, k, v, dout = case.inputs()
+    ids = case.tensor("docs")
+    assert ids is not None
+    seg = cp._build_packed_ring_segments(ids, ids)
+    assert seg is not None
+    packed = [cp._gather_thd(t, seg["q_index"]) for t in (q, k, v, dout)]
+    out, lse = cp._ffpa_varlen_forward_chunk(*packed[:3], seg, case.scale, True)
+    gradients = cp._ffpa_varlen_backward_chunk(packed[3], *packed[:3], out, lse, seg, case.scale, True)
+    for found, expected in zip((out, *gradients), truth(case)):
+        assert torch.allclose(found.double(), cp._gather_thd(expected, seg["q_index"]), atol=1e-5)
+
+
+def test_flash_attention_layouts() -> None:
+    case = Case(rows=2, window=4)
+    q, k, v, dout = (t.transpose(1, 2).contiguous() for t in case.inputs())
+    out, state = local._fa_ll_dense_fwd(q, k, v, case.scale, (case.window - 1, 0))
+    found = (out, *local._fa_ll_dense_bwd(dout, state, case.scale, (case.window - 1, 0)))
+    for a, b in zip(found, truth(case)):
+        assert torch.allclose(a.transpose(1, 2).double(), b, atol=1e-5)
+    seg = {"cu_q": torch.tensor([0, 12, 24]), "cu_k": torch.tensor([0, 12, 24])}
+    thd, st = local._fa_ll_varlen_fwd(*(t.flatten(0, 1) for t in (q, k, v)), seg, case.scale, (3, 0))
+    assert torch.equal(thd.view(out.shape), out)
+    assert torch.equal(local._fa_ll_varlen_bwd(dout.flatten(0, 1), st, seg, case.scale, (3, 0))[0].view(out.shape), found[1])
+
+
+def test_masks_and_groups() -> None:
+    types = torch.tensor([[0, 1, 2, 0, 2, 2**32 + 1], [1, 1, 0, 1, 0, 0]])
+    assert cp.gemma4_vision_group_ids(types).tolist() == [[-1, 0, 0, -1, 1, -1], [0, 0, -1, 1, -1, -1]]
+    case = Case(window=4)
+    ctx = ctx_of(case, 1, 2, None)
+    i, j = torch.arange(6)[:, None], torch.arange(6)[None, :]
+    allowed = mask(case)[0]
+    assert torch.equal(cp._base_gemma4_cp_mask(ctx.module, ctx, i, j, 0), allowed[6:, :6])
+    assert torch.equal(cp._base_gemma4_cp_mask(ctx.module, ctx, i, j, 6), allowed[6:, 6:])
+    assert cp._base_gemma4_cp_mask(ctx.module, ctx, 0, 5, 0) and not cp._base_gemma4_cp_mask(ctx.module, ctx, 0, 1, 6)
+
+
+def test_small_parts() -> None:
+    ids, pads = torch.tensor([[1, 2]]), torch.tensor([[False, True]])
+    assert local._fold_pad(ids, None) is ids and local._fold_pad(ids, pads).tolist() == [[1, 0]]
+    like = torch.ones(1)
+    assert {k: float(v) for k, v in local._owner_grad_dict({1: like}, 1, 4, 2, like).items()} == {1: 1, 0: 0, 3: 0}
+    assert cp._zero_if_none(None, like) == 0 and cp._zero_if_none(like, like) is like
+    metadata = {"a": torch.ones(2, requires_grad=True), "b": None}
+    detached, empty = cp._detach_metadata(metadata), cp._metadata_like(metadata)
+    assert detached["a"] is not None and not detached["a"].requires_grad and detached["b"] is None
+    assert empty["a"] is not None and empty["a"].shape == (2,) and empty["b"] is None
+    with cp._duck_shape_disabled():
+        pass
+    ctx = ctx_of(Case(), 0, 1, None)
+    assert local._scale_of(ctx) == 0.25 and local._scale_of(replace(ctx, scale=2)) == 2.0
+    with pytest.raises(ValueError, match="scale: None"):
+        local._scale_of(replace(ctx, module=SimpleNamespace()))
+    out = cp._compiled_flex_attention(ctx.module)(ctx, ctx.key, ctx.value, ctx.metadata, 0)[0]
+    assert torch.allclose(out, attend(Case(), *Case().inputs()[:3]), atol=1e-5)
+    k_nb, _, nb_ids, owners = local._concat_neighborhood(replace(ctx, cp_rank=1), [(1, ctx.key, ctx.value, {}), (0, ctx.key, ctx.value, {}), (3, ctx.key, ctx.value, {})])
+    assert owners == [0, 1] and k_nb.shape[2] == 24 and nb_ids is None
+
+
+def test_the_varlen_gate_depends_on_the_configuration() -> None:
+    case = Case(head_dim=512, dtype=torch.bfloat16, docs=[[1] * 12])
+    ctx = ctx_of(case, 0, 1, None, module_of(case, _cp_use_ffpa=True))
+    assert cp._ffpa_varlen_ring_available() and cp._ring_use_ffpa_varlen(ctx.module, ctx)
+    assert not cp._ring_use_ffpa_varlen(module_of(case), ctx)
+    assert not cp._ring_use_ffpa_varlen(module_of(replace(case, window=4), _cp_use_ffpa=True), ctx)
+    assert not cp._ring_use_ffpa_varlen(ctx.module, replace(ctx, metadata={}))
+    assert not cp._ring_use_ffpa_varlen(ctx.module, replace(ctx, query=ctx.query.float()))
+
+
+def exchanged(rank: int, size: int, group: Any) -> list[int]:
+    mine, got, far = torch.tensor([rank]), torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    cp._ring_exchange([(mine, got)], group, rank, size)
+    cp._direct_exchange([(mine, far)], group, rank, (rank + 2) % size, (rank - 2) % size)
+    return [int(got), int(far)]
+
+
+def test_exchanges() -> None:
+    assert world.run(4, exchanged) == [[3, 2], [0, 3], [1, 0], [2, 1]]
+
+
+class Attention(torch.nn.Module):
+    sliding_window, scaling, is_causal = 4, 0.25, True
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: Any) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.25, enable_gqa=True)
+
+
+def attached(rank: int, size: int, group: Any) -> list[torch.Tensor]:
+    case = Case(window=4, docs=[[1] * 6 + [2] * 6])
+    ctx = ctx_of(case, rank, size, group)
+    module: Any = Attention()
+    cp.attach_gemma4_cp_ring_attention(module, use_ffpa=True)
+    module.setup_cp_attention(torch.distributed.DeviceMesh.from_group(group, "cpu"))
+    usual = torch.nn.functional.scaled_dot_product_attention
+    leaves = [t.clone().requires_grad_() for t in (ctx.query, ctx.key, ctx.value)]
+    out = torch.utils.checkpoint.checkpoint(module, *leaves, _packed_seq_ids=ctx.metadata["_packed_seq_ids"], use_reentrant=False)
+    assert torch.nn.functional.scaled_dot_product_attention is usual
+    direct = module.run_cp_manual_attention(
+        ctx.query, ctx.key, ctx.value, group, None, 0.0, True, 0.25, True, {"_packed_seq_ids": ctx.metadata["_packed_seq_ids"]}
+    )
+    assert torch.equal(direct, out)
+    with pytest.raises(NotImplementedError, match="attn_mask.*dropout_p"):
+        module.run_cp_manual_attention(*leaves, group, torch.ones(1), 0.1, True, 0.25, True, {})
+    dout = case.inputs()[3][:, :, rank * ctx.seq_local : (rank + 1) * ctx.seq_local]
+    return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_attached_module(size: int) -> None:
+    case = Case(window=4, docs=[[1] * 6 + [2] * 6])
+    parts = world.run(size, attached)
+    for i, (a, b) in enumerate(zip(plain(case), truth(case))):
+        assert_close(str(i), torch.cat([p[i] for p in parts], 2), a, b)
+
+
+def test_fsdp_guard_skips_parameters_without_a_gradient() -> None:
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    parameter: Any = _fsdp_param.FSDPParam
+    guarded = parameter.to_accumulated_grad_if_needed
+    cp._patch_fsdp_accumulated_grad_guard()
+    assert parameter.to_accumulated_grad_if_needed is guarded
+    parameter.to_accumulated_grad_if_needed(SimpleNamespace())

@@ -1,0 +1,206 @@
+/*
+ * What a slab costs, in steps: products of 64 x 128 x 256 on every SM at once. The constants are
+ * measurements on one H200; they choose among plans and promise nothing.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/cuda/slabs_build.h"
+#include "base/alloc.h"
+
+enum {
+    EPILOGUE_STEPS = 4, /* adding a tile of a result */
+    LAUNCH_STEPS = 16,  /* both kernels of a slab */
+};
+
+/* A step takes 1024 clocks; in that time memory moves about so much. */
+static const double bytes_a_step = 2.7e6;
+static const double gemm_factor = 1.08;
+
+/* Units of two sizes, the longer first, each to whoever is free: when the last one ends. */
+static double two_sizes(double long_count, double longer, double short_count, double shorter,
+                        int64_t clusters)
+{
+    double m = (double)clusters, rounds = (double)((int64_t)long_count / clusters);
+    double late = long_count - rounds * m, early = m - late, best = 0;
+    for (int which = 0; which < 2; which++) {
+        double base = (rounds + which) * longer, end = base;
+        if (which == 1 && late == 0) {
+            break;
+        }
+        for (double took = 0; took < short_count; end += shorter) {
+            double of_early = (double)(int64_t)((end + shorter - rounds * longer) / shorter + 1e-6);
+            double of_late =
+                (double)(int64_t)((end + shorter - (rounds + 1) * longer) / shorter + 1e-6);
+            took = early * of_early + late * (of_late > 0 ? of_late : 0);
+        }
+        end = late > 0 && end < (rounds + 1) * longer ? (rounds + 1) * longer : end;
+        best = which == 0 || end < best ? end : best;
+    }
+    return best;
+}
+
+/* Steps until the last cluster has added its last unit. */
+static double gemm_steps(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads,
+                         double uneven)
+{
+    double tiles = (double)((t->tiles + 1) / 2), strips = (double)t->strips;
+    double query = (double)t->strip_steps / strips + EPILOGUE_STEPS;
+    double key = (double)t->blocks / (2 * tiles) * 4 * b->pairs + EPILOGUE_STEPS;
+    double query_units = strips * b->pairs * kv_heads * b->parts;
+    double key_units = tiles * 2 * kv_heads * b->parts;
+    double longest =
+        EPILOGUE_STEPS + (double)ra_max_i64(t->longest_strip, t->longest_tile * 4 * b->pairs);
+    bool even = (double)t->longest_strip * strips <= 1.2 * (double)t->strip_steps &&
+                (double)t->longest_tile * (double)t->tiles <= 1.2 * (double)t->blocks;
+    if (even) {
+        return query > key ? two_sizes(query_units, query, key_units, key, b->layout->clusters)
+                           : two_sizes(key_units, key, query_units, query, b->layout->clusters);
+    }
+    double shorter = query < key ? query : key;
+    double end = (query_units * query + key_units * key) / b->layout->clusters + uneven * shorter;
+    return end > longest ? end : longest;
+}
+
+static double score_cost(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads)
+{
+    double chunks = b->layout->chan / RA_STEP;
+    int64_t units = ra_ceil_div(t->blocks, 2) * b->pairs * kv_heads;
+    double steps = (double)ra_ceil_div(units, b->layout->clusters) * (2.4 * chunks + 2);
+    double memory = 2.0 * b->pairs * kv_heads * (double)t->blocks * RA_BLOCK_BYTES / bytes_a_step;
+    return steps > memory ? steps : memory;
+}
+
+/* What memory alone takes: ds is read twice, p once, results are read and written. */
+static double gemm_memory(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads)
+{
+    double units = (double)b->pairs * kv_heads;
+    double outputs = ((double)t->strips * units + (double)(t->tiles + 1) * kv_heads) * b->parts;
+    double added = 2 * 2 * RA_BLOCK_ROWS * RA_PRODUCT_CHAN * sizeof(float);
+    double blocks = 2 * units * (double)t->blocks * RA_BLOCK_BYTES * 1.5;
+    return (blocks + outputs * added) / bytes_a_step;
+}
+
+static double whole_cost(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads,
+                         double steps)
+{
+    double memory = gemm_memory(b, t, kv_heads), products = steps * gemm_factor;
+    return score_cost(b, t, kv_heads) + (products > memory ? products : memory) + LAUNCH_STEPS;
+}
+
+double ra_slab_cost(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads, double uneven)
+{
+    return whole_cost(b, t, kv_heads, gemm_steps(b, t, kv_heads, uneven));
+}
+
+bool ra_slab_memory_bound(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads)
+{
+    return gemm_memory(b, t, kv_heads) > gemm_steps(b, t, kv_heads, 0) * gemm_factor;
+}
+
+/* ---- the units of a cut, played through */
+
+/* How many units take how many steps. */
+typedef struct size_class {
+    double steps;
+    int64_t units;
+} size_class;
+
+static int compare_size(const void *a, const void *b)
+{
+    double left = ((const size_class *)a)->steps, right = ((const size_class *)b)->steps;
+    return (left < right) - (left > right);
+}
+
+/* The first of a heap has the least load; it got more. */
+static void sink(double *load, int64_t count)
+{
+    for (int64_t at = 0;;) {
+        int64_t child = 2 * at + 1;
+        if (child + 1 < count && load[child + 1] < load[child]) {
+            child++;
+        }
+        if (child >= count || load[at] <= load[child]) {
+            return;
+        }
+        double swap = load[at];
+        load[at] = load[child];
+        load[child] = swap;
+        at = child;
+    }
+}
+
+/* Longest first, each to the cluster that is free first; when the last ends. */
+static double play(size_class *size, int64_t count, double *load, int64_t clusters)
+{
+    double end = 0;
+    qsort(size, (size_t)count, sizeof *size, compare_size);
+    for (int64_t i = 0; i < clusters; i++) {
+        load[i] = 0;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        for (int64_t unit = 0; unit < size[i].units; unit++) {
+            load[0] += size[i].steps + EPILOGUE_STEPS;
+            end = load[0] > end ? load[0] : end;
+            sink(load, clusters);
+        }
+    }
+    return end;
+}
+
+/* The sizes in groups [from, to), and what else the cost needs. */
+static int64_t sizes_of(ra_slab_builder *b, int32_t from, int32_t to, int kv_heads,
+                        size_class *size, ra_slab_tally *t)
+{
+    int64_t count = 0, low = b->out->tile_count, high = 0;
+    for (int32_t i = from; i < to; i++) {
+        const ra_slab_group *g = &b->groups[i];
+        int64_t steps = 0;
+        for (int32_t j = g->first; j < g->first + g->count; j++) {
+            int32_t tile = b->block[j].tile;
+            steps += ra_slab_steps(b->out->tile[tile].count);
+            b->tile_refs[tile]++;
+            low = ra_min_i64(low, tile);
+            high = ra_max_i64(high, tile + 1);
+        }
+        size[count++] = (size_class){(double)steps, (int64_t)b->pairs * kv_heads * b->parts};
+        t->blocks += g->count;
+        t->strips++;
+    }
+    int64_t open = 0; /* refs of a tile that has no partner yet */
+    for (int64_t tile = low; tile < high; tile++) {
+        int64_t refs = b->tile_refs[tile];
+        b->tile_refs[tile] = 0;
+        t->tiles += refs > 0;
+        bool last = tile + 1 == high;
+        if (refs > 0 && open == 0 && !last) {
+            open = refs;
+        } else if (refs > 0) {
+            double steps = 4.0 * b->pairs * (double)ra_max_i64(refs, open);
+            size[count++] = (size_class){steps, 2 * (int64_t)kv_heads * b->parts};
+            open = 0;
+        }
+    }
+    return count;
+}
+
+ra_status ra_slab_play(ra_slab_builder *b, int kv_heads, double *cost)
+{
+    size_class *size = NULL;
+    double *load = NULL;
+    RA_TRY(RA_NEW(&size, b->group_count + b->out->tile_count));
+    ra_status status = RA_NEW(&load, b->layout->clusters);
+    if (!status) {
+        *cost = 0;
+        memset(b->tile_refs, 0, (size_t)b->out->tile_count * sizeof *b->tile_refs);
+        for (int32_t i = 0; i < b->end_count; i++) {
+            ra_slab_tally t = {0};
+            int64_t count = sizes_of(b, i ? b->end[i - 1] : 0, b->end[i], kv_heads, size, &t);
+            double steps = play(size, count, load, b->layout->clusters);
+            *cost += whole_cost(b, &t, kv_heads, steps);
+        }
+    }
+    ra_free(size);
+    ra_free(load);
+    return status;
+}

@@ -1,0 +1,61 @@
+#!/bin/bash
+# Every fault of one process x phase x moment, by mpi_faults: the other processes must return
+# RA_E_COMM within the time-out (1 s) + 2 s, naming a rank and the hop, and live.
+# usage: faults.sh MPIRUN MPI_FAULTS; exit 77: no launcher here lets survivors live
+set -u
+mpirun=$1
+program=$2
+command -v "$mpirun" >/dev/null || { echo "SKIPPED: no mpirun here ($mpirun)"; exit 77; }
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+failures=0
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+
+# Options with which a killed process does not take the others along.
+case $("$mpirun" --version 2>&1) in
+*'Open MPI'*) options=(--oversubscribe --enable-recovery) ;;
+*HYDRA*) options=(-disable-auto-cleanup) ;;
+*)
+    echo "SKIPPED: killing a rank is n/a: this mpirun has no known option to let survivors live"
+    exit 77
+    ;;
+esac
+
+world() { # world RANKS FAULT PHASE MOMENT CALL
+    local ranks=$1 fault=$2 dir=$work/$1-$2-$3-$4-$5 rank bad= worst=0 parked=0 line
+    mkdir "$dir"
+    timeout 60 "$mpirun" "${options[@]}" -n "$ranks" "$program" "$dir" "${@:2}" \
+        >"$dir/log" 2>&1
+    for ((rank = 0; rank < ranks; rank++)); do
+        [ "$fault" = kill ] && [ $rank = 1 ] && continue
+        line=$(cat "$dir/rank.$rank" 2>/dev/null || echo 'nothing 0 0 said')
+        read -r status seconds requests message <<<"$line"
+        parked=$((parked + requests))
+        if [ "$fault" = none ]; then
+            [ "$status" = RA_OK ] || bad="$bad; rank $rank: $line"
+            continue
+        fi
+        [ "$status" = RA_E_COMM ] || bad="$bad; rank $rank: $line"
+        [ $rank = 1 ] && continue # its own words; it may have slept
+        [[ $message == *rank\ * && $message == *hop\ * ]] || bad="$bad; rank $rank: $line"
+        awk "BEGIN { exit !($seconds < 3) }" || bad="$bad; rank $rank late: $line"
+        worst=$(awk "BEGIN { print $seconds > $worst ? $seconds : $worst }")
+    done
+    printf '%-6s %-8s %-6s exchange %d of %d ranks: %4.2f s, %d requests parked: %s\n' \
+        "$fault" "$3" "$4" "$5" "$ranks" "$worst" "$parked" "${bad:-ok}"
+    [ -z "$bad" ] || { failures=$((failures + 1)); tail -n 5 "$dir/log"; }
+}
+
+for ranks in 2 3; do
+    world $ranks none forward before 1
+    for fault in kill stop slow error; do
+        for phase in forward backward; do
+            for moment in before at after; do
+                # What follows the last exchange of a call is found by the next call.
+                world $ranks $fault $phase $moment $((ranks - 1))
+            done
+        done
+    done
+done
+echo "faults: $failures failed"
+[ $failures = 0 ]
