@@ -24,6 +24,10 @@ set(RA_CUDA_PLAIN_SOURCES
 set(RA_CUDA_TUNED_SOURCES
     src/backend/cuda/fold_256.cu
     src/backend/cuda/fold_512.cu
+    src/backend/cuda/gemm.cu
+    src/backend/cuda/grad.c
+    src/backend/cuda/grad_map.c
+    src/backend/cuda/score.cu
     src/backend/cuda/tensor_map.c
 )
 
@@ -109,7 +113,8 @@ if(RA_GPU_TESTS)
         target_include_directories(gpu_support PUBLIC ${tests}/gpu/harness)
     endif()
     # The CPU's own tests of the whole operation run there unchanged.
-    foreach(source gpu/test_gpu_backend.c gpu/test_gpu_fold.c gpu/test_gpu_ring.c test_prop_ring.c test_varlen.c
+    foreach(source gpu/test_gpu_backend.c gpu/test_gpu_fold.c gpu/test_gpu_grad.c
+            gpu/test_gpu_ring.c test_prop_ring.c test_varlen.c
             test_probes_mask.c test_probes_data.c test_probes_shape.c)
         cmake_path(GET source STEM name)
         string(REGEX REPLACE "^test_(gpu_)?" "gpu_" name ${name})

@@ -58,7 +58,12 @@ endif()
 list(APPEND RA_LIBRARY_SOURCES ${RA_KERNEL_SOURCES})
 
 # The half of the CUDA backend that needs no CUDA: tested on every machine.
-set(RA_CUDA_HOST_SOURCES src/backend/cuda/work.c)
+set(RA_CUDA_HOST_SOURCES
+    src/backend/cuda/slabs.c
+    src/backend/cuda/slabs_cost.c
+    src/backend/cuda/slabs_lists.c
+    src/backend/cuda/work.c
+)
 
 set(RA_CHECK_SOURCES
     src/oracle/plain.c

@@ -91,6 +91,109 @@ static void the_tolerance_bites(void **state)
     problem_free(&p);
 }
 
+/* How far f32 numbers are apart at the magnitude of x. */
+static double ulp_of(double x)
+{
+    int exponent;
+    frexp(x, &exponent);
+    return ldexp(1, exponent - 24);
+}
+
+/* f16 numbers of magnitude 1 to 2, so that double holds their products and sums exactly. */
+static void fill_channels(rng *r, float *x, int64_t chan, bool mixed)
+{
+    for (int64_t c = 0; c < chan; c++) {
+        float magnitude = 1.0f + (float)rng_int(r, 0, 1023) / 1024;
+        x[c] = mixed && rng_chance(r, 50) ? -magnitude : magnitude;
+    }
+}
+
+/* Cut toward zero 16 channels at a time: of one sign, a tensor sum is never above the exact one in
+ * magnitude; of any sign, it is off by less than an ulp of the largest partial sum a step. */
+static void tensor_sums_are_cut(void **state)
+{
+    (void)state;
+    enum { CHAN = 512, STEPS = 32 };
+    rng r = rng_of(support_seed());
+    float a[CHAN], b[CHAN];
+    double low = 0;
+    for (int i = 0; i < 2000; i++) {
+        bool mixed = i % 2 == 1;
+        fill_channels(&r, a, CHAN, mixed);
+        fill_channels(&r, b, CHAN, false);
+        double exact = 0, largest = 1;
+        for (int c = 0; c < CHAN; c++) {
+            exact += (double)a[c] * (double)b[c];
+            largest = c % 16 == 15 ? fmax(largest, fabs(exact)) : largest;
+        }
+        double got = (double)ra_plain_dot(RA_PLAIN_SUM_TENSOR, a, b, CHAN);
+        assert_true(mixed || fabs(got) <= fabs(exact));
+        assert_true(fabs(got - exact) < STEPS * ulp_of(largest));
+        low += mixed ? 0 : (exact - got) / ulp_of(exact);
+    }
+    /* Half an ulp a step on average, the ulp growing with the sum. */
+    assert_true(low / 1000 > 4 && low / 1000 < 16);
+}
+
+/* A tail of 8 channels, sums that are exact, and zero. */
+static void short_sums_are_exact(void **state)
+{
+    (void)state;
+    float a[24], b[24];
+    for (int c = 0; c < 24; c++) {
+        a[c] = (float)(c - 11);
+        b[c] = 2;
+    }
+    assert_true(ra_plain_dot(RA_PLAIN_SUM_TENSOR, a, b, 24) == 24);
+    assert_true(ra_plain_dot(RA_PLAIN_SUM_F32, a, b, 24) == 24);
+    assert_true(ra_plain_dot(RA_PLAIN_SUM_TENSOR, a, b, 8) == -120);
+    assert_true(ra_plain_dot(RA_PLAIN_SUM_TENSOR, a, b, 0) == 0);
+    /* 2^24 and 1 do not fit f32 together: cut, of either sign. */
+    const float big[8] = {0x1p12f, 1}, one[8] = {0x1p12f, 1.5f}, less[8] = {-0x1p12f, -1.5f};
+    assert_true(ra_plain_dot(RA_PLAIN_SUM_TENSOR, big, one, 8) == 0x1p24f);
+    assert_true(ra_plain_dot(RA_PLAIN_SUM_TENSOR, big, less, 8) == -0x1p24f);
+    assert_true(ra_plain_dot(RA_PLAIN_SUM_F32, big, one, 8) == 0x1p24f + 2);
+}
+
+/* The kind of sum moves lse, and nothing in f32. */
+static void sums_show_in_lse(void **state)
+{
+    (void)state;
+    static const ra_dtype dtypes[] = {RA_F32, RA_F16, RA_BF16};
+    rng r = rng_of(support_seed());
+    for (int d = 0; d < 3; d++) {
+        problem p;
+        reference ref;
+        answer cut;
+        problem_create(&p, layer_of(2, 1, 256, dtypes[d]), 1, 32);
+        problem_fill_gemma(&p, &r);
+        reference_create(&ref, &p);
+        answer_create(&cut, &p, dtypes[d], RA_F32, false);
+        ra_step_desc desc = problem_desc(&p);
+        ra_forward_io io = {.size = sizeof io, .q = p.q, .k = p.k, .v = p.v};
+        io.out = cut.out, io.lse = cut.lse;
+        assert_int_equal(ra_plain_forward(RA_PLAIN_SUM_TENSOR, &desc, &p.layer, &io), RA_OK);
+        assert_int_equal(tensor_same_bits(&cut.lse, &ref.plain.lse), dtypes[d] == RA_F32);
+        double error = tensor_error(&cut.lse, &ref.oracle.lse);
+        assert_true(error <= 16 * ulp_of(tensor_largest(&ref.oracle.lse)));
+        answer_free(&cut, false);
+        reference_free(&ref);
+        problem_free(&p);
+    }
+}
+
+static ra_status plain_forward(const ra_step_desc *desc, const ra_layer *layer,
+                               const ra_forward_io *io)
+{
+    return ra_plain_forward(RA_PLAIN_SUM_F32, desc, layer, io);
+}
+
+static ra_status plain_backward(const ra_step_desc *desc, const ra_layer *layer,
+                                const ra_backward_io *io)
+{
+    return ra_plain_backward(RA_PLAIN_SUM_F32, desc, layer, io);
+}
+
 typedef ra_status forward_call(const ra_step_desc *, const ra_layer *, const ra_forward_io *);
 typedef ra_status backward_call(const ra_step_desc *, const ra_layer *, const ra_backward_io *);
 
@@ -98,8 +201,8 @@ typedef ra_status backward_call(const ra_step_desc *, const ra_layer *, const ra
 static void failed_allocations_leave_nothing(void **state)
 {
     (void)state;
-    static forward_call *const forward_of_kind[] = {ra_oracle_forward, ra_plain_forward};
-    static backward_call *const backward_of_kind[] = {ra_oracle_backward, ra_plain_backward};
+    static forward_call *const forward_of_kind[] = {ra_oracle_forward, plain_forward};
+    static backward_call *const backward_of_kind[] = {ra_oracle_backward, plain_backward};
     problem p;
     answer a;
     problem_create(&p, layer_of(2, 1, 8, RA_F32), 1, 4);
@@ -129,6 +232,9 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(errors_are_those_of_the_dtype),
         cmocka_unit_test(the_tolerance_bites),
+        cmocka_unit_test(tensor_sums_are_cut),
+        cmocka_unit_test(short_sums_are_exact),
+        cmocka_unit_test(sums_show_in_lse),
         cmocka_unit_test(failed_allocations_leave_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

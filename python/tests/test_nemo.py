@@ -365,11 +365,19 @@ def test_attached_module(size: int) -> None:
         assert_close(str(i), torch.cat([p[i] for p in parts], 2), a, b)
 
 
-def test_fsdp_guard_skips_parameters_without_a_gradient() -> None:
+def test_fsdp_guard_skips_parameters_without_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed.fsdp._fully_shard import _fsdp_param
 
     parameter: Any = _fsdp_param.FSDPParam
-    guarded = parameter.to_accumulated_grad_if_needed
+    name, seen = "to_accumulated_grad_if_needed", []
+    monkeypatch.setattr(parameter, name, lambda self: seen.append(self._unsharded_param), raising=False)
     cp._patch_fsdp_accumulated_grad_guard()
-    assert parameter.to_accumulated_grad_if_needed is guarded
-    parameter.to_accumulated_grad_if_needed(SimpleNamespace())
+    guarded = getattr(parameter, name)
+    guarded(SimpleNamespace())
+    guarded(SimpleNamespace(_unsharded_param=3))
+    assert seen == [3]
+    cp._patch_fsdp_accumulated_grad_guard()
+    assert getattr(parameter, name) is guarded
+    monkeypatch.delattr(parameter, name)
+    cp._patch_fsdp_accumulated_grad_guard()
+    assert not hasattr(parameter, name)

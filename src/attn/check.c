@@ -40,6 +40,7 @@ static ra_status check_tensors(const ra_plan *plan, const expectation *list, int
         RA_TRY((e->written ? ra_tensor_check_output
                            : ra_tensor_check)(e->tensor, e->name, layer->dtype, plan->step->rows,
                                               heads, plan->step->seq_local, layer->head_dim));
+        RA_TRY(ra_backend_check(plan->step->ctx->backend, e->tensor, e->name));
     }
     for (int i = 0; i < count; i++) {
         for (int j = 0; list[i].written && j < count; j++) {
@@ -53,8 +54,9 @@ static ra_status check_tensors(const ra_plan *plan, const expectation *list, int
 
 static ra_status check_lse(const ra_plan *plan, const ra_tensor *lse, bool written)
 {
-    return (written ? ra_tensor_check_output : ra_tensor_check)(
-        lse, "lse", RA_F32, plan->step->rows, plan->layer->q_heads, plan->step->seq_local, 1);
+    RA_TRY((written ? ra_tensor_check_output : ra_tensor_check)(
+        lse, "lse", RA_F32, plan->step->rows, plan->layer->q_heads, plan->step->seq_local, 1));
+    return ra_backend_check(plan->step->ctx->backend, lse, "lse");
 }
 
 static ra_status check_kept(const ra_plan *plan, const ra_tensor *kept_k, const ra_tensor *kept_v,
@@ -68,7 +70,9 @@ static ra_status check_kept(const ra_plan *plan, const ra_tensor *kept_k, const 
     ra_status (*check)(const ra_tensor *, const char *, ra_dtype, int64_t, int64_t, int64_t,
                        int64_t) = written ? ra_tensor_check_output : ra_tensor_check;
     RA_TRY(check(kept_k, "kept_k", layer->dtype, 1, layer->kv_heads, kept_seq, layer->head_dim));
-    return check(kept_v, "kept_v", layer->dtype, 1, layer->kv_heads, kept_seq, layer->head_dim);
+    RA_TRY(check(kept_v, "kept_v", layer->dtype, 1, layer->kv_heads, kept_seq, layer->head_dim));
+    RA_TRY(ra_backend_check(plan->step->ctx->backend, kept_k, "kept_k"));
+    return ra_backend_check(plan->step->ctx->backend, kept_v, "kept_v");
 }
 
 ra_status ra_forward_check(const ra_ctx *ctx, const ra_plan *plan, const ra_forward_io *io)

@@ -47,7 +47,10 @@ static ra_status inputs_check(const ra_backend *backend, const ra_layer *layer,
     int64_t tq = lens->cu_q[lens->segments], tk = lens->cu_k[lens->segments];
     RA_TRY(ra_tensor_check(q, "q", layer->dtype, 1, layer->q_heads, tq, layer->head_dim));
     RA_TRY(ra_tensor_check(k, "k", layer->dtype, 1, layer->kv_heads, tk, layer->head_dim));
-    return ra_tensor_check(v, "v", layer->dtype, 1, layer->kv_heads, tk, layer->head_dim);
+    RA_TRY(ra_tensor_check(v, "v", layer->dtype, 1, layer->kv_heads, tk, layer->head_dim));
+    RA_TRY(ra_backend_check(backend, q, "q"));
+    RA_TRY(ra_backend_check(backend, k, "k"));
+    return ra_backend_check(backend, v, "v");
 }
 
 static ra_status size_check(const void *io, size_t size, size_t expected)
@@ -121,6 +124,8 @@ ra_status ra_varlen_forward(ra_backend *backend, const ra_layer *layer, const ra
     RA_TRY(ra_apart_check(&io->out, "out", &io->k, "k"));
     RA_TRY(ra_apart_check(&io->out, "out", &io->v, "v"));
     RA_TRY(ra_apart_check(&io->out, "out", &io->lse, "lse"));
+    RA_TRY(ra_backend_check(backend, &io->out, "out"));
+    RA_TRY(ra_backend_check(backend, &io->lse, "lse"));
     ra_status status = cover_build(layer, lens, &tokens, &cover);
     if (!status && cover.q_count > 0) {
         ra_fold_job job = {
@@ -203,8 +208,8 @@ static ra_status grad_run(ra_backend *backend, const ra_layer *layer, const ra_c
     return RA_OK;
 }
 
-static ra_status backward_check(const ra_layer *layer, int64_t tq, int64_t tk,
-                                const ra_backward_io *io)
+static ra_status backward_check(const ra_backend *backend, const ra_layer *layer, int64_t tq,
+                                int64_t tk, const ra_backward_io *io)
 {
     int hq = layer->q_heads, hkv = layer->kv_heads, chan = layer->head_dim;
     RA_TRY(ra_tensor_check(&io->out, "out", layer->dtype, 1, hq, tq, chan));
@@ -212,7 +217,13 @@ static ra_status backward_check(const ra_layer *layer, int64_t tq, int64_t tk,
     RA_TRY(ra_tensor_check(&io->dout, "dout", layer->dtype, 1, hq, tq, chan));
     RA_TRY(ra_tensor_check_output(&io->dq, "dq", layer->dtype, 1, hq, tq, chan));
     RA_TRY(ra_tensor_check_output(&io->dk, "dk", layer->dtype, 1, hkv, tk, chan));
-    return ra_tensor_check_output(&io->dv, "dv", layer->dtype, 1, hkv, tk, chan);
+    RA_TRY(ra_tensor_check_output(&io->dv, "dv", layer->dtype, 1, hkv, tk, chan));
+    RA_TRY(ra_backend_check(backend, &io->out, "out"));
+    RA_TRY(ra_backend_check(backend, &io->lse, "lse"));
+    RA_TRY(ra_backend_check(backend, &io->dout, "dout"));
+    RA_TRY(ra_backend_check(backend, &io->dq, "dq"));
+    RA_TRY(ra_backend_check(backend, &io->dk, "dk"));
+    return ra_backend_check(backend, &io->dv, "dv");
 }
 
 ra_status ra_varlen_backward(ra_backend *backend, const ra_layer *layer, const ra_varlen *lens,
@@ -224,7 +235,7 @@ ra_status ra_varlen_backward(ra_backend *backend, const ra_layer *layer, const r
     RA_TRY(size_check(io, io ? io->size : 0, sizeof *io));
     RA_TRY(inputs_check(backend, layer, lens, &io->q, &io->k, &io->v));
     int64_t tq = lens->cu_q[lens->segments], tk = lens->cu_k[lens->segments];
-    RA_TRY(backward_check(layer, tq, tk, io));
+    RA_TRY(backward_check(backend, layer, tq, tk, io));
     int64_t floats = scratch_carve(layer, tq, tk, &s);
     if (floats == 0) {
         return RA_OK;

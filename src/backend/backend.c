@@ -33,3 +33,8 @@ void ra_backend_close(ra_backend *backend)
         ra_free(backend);
     }
 }
+
+ra_status ra_backend_check(const ra_backend *backend, const ra_tensor *t, const char *name)
+{
+    return backend->ops->check ? backend->ops->check(backend->self, t, name) : RA_OK;
+}

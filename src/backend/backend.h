@@ -64,6 +64,8 @@ typedef struct ra_backend_ops {
     /* Turns a cover of one layer kind into the backend's own work lists, once a step. */
     ra_status (*prepare)(void *self, const ra_cover *cover, const ra_layer *layer, void **prepared);
     void (*discard)(void *self, void *prepared);
+    /* May kernels touch this tensor's memory? NULL if they may touch any. */
+    ra_status (*check)(void *self, const ra_tensor *t, const char *name);
     ra_status (*mark)(void *self, int mark);      /* now, behind everything called so far */
     ra_status (*wait_mark)(void *self, int mark); /* any thread; returns when that is done */
     ra_status (*alloc)(void *self, size_t bytes, void **out); /* device memory, zeroed */
@@ -84,6 +86,9 @@ struct ra_backend {
     const ra_backend_ops *ops;
     void *self;
 };
+
+/* Asked about every tensor of a caller before anything of a call starts; a refusal names it. */
+ra_status ra_backend_check(const ra_backend *backend, const ra_tensor *t, const char *name);
 
 /* Wraps a table; takes over `self`, also when it fails. */
 ra_status ra_backend_wrap(const ra_backend_ops *ops, void *self, ra_backend **out);

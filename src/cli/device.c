@@ -91,6 +91,13 @@ ra_status ra_device_wait(ra_device device)
     return device == RA_DEVICE_CPU ? RA_OK : ra_cuda_wait((ra_stream){0});
 }
 
+/* Contiguous tensors of whole 64-channel slabs run on tensor cores, all others on plain kernels. */
+ra_plain_sum ra_device_sum(ra_device device, const ra_layer *layer)
+{
+    bool tuned = device == RA_DEVICE_CUDA && layer->dtype != RA_F32 && layer->head_dim % 64 == 0;
+    return tuned ? RA_PLAIN_SUM_TENSOR : RA_PLAIN_SUM_F32;
+}
+
 #else
 
 ra_status ra_device_backend(ra_device device, int rank, int threads, const char *cpu_level,
@@ -133,6 +140,13 @@ ra_status ra_device_wait(ra_device device)
 {
     (void)device;
     return RA_OK;
+}
+
+ra_plain_sum ra_device_sum(ra_device device, const ra_layer *layer)
+{
+    (void)device;
+    (void)layer;
+    return RA_PLAIN_SUM_F32;
 }
 
 #endif

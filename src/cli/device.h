@@ -6,7 +6,7 @@
 #ifndef RA_CLI_DEVICE_H
 #define RA_CLI_DEVICE_H
 
-#include "base/status.h"
+#include "oracle/plain.h"
 
 typedef enum ra_device { RA_DEVICE_CPU, RA_DEVICE_CUDA } ra_device;
 
@@ -25,5 +25,8 @@ ra_status ra_device_get(ra_device device, const ra_tensor *from, const ra_tensor
 void ra_device_drop(ra_device device, const ra_tensor *t);
 /* Until all that was called is done. */
 ra_status ra_device_wait(ra_device device);
+
+/* How the kernels that run this layer add up channels: what its tolerance is measured by. */
+ra_plain_sum ra_device_sum(ra_device device, const ra_layer *layer);
 
 #endif

@@ -133,7 +133,8 @@ static float row_forward(const ra_whole *whole, const ra_layer *layer, int64_t r
     memset(m->out, 0, (size_t)chan * sizeof *m->out);
     for (int64_t j = 0; j < whole->seq; j++) {
         if (ra_whole_allows(whole, row, i, j)) {
-            m->score[j] = layer->scale * ra_plain_dot(m->sum, m->q + i * chan, m->k + j * chan, chan);
+            m->score[j] =
+                layer->scale * ra_plain_dot(m->sum, m->q + i * chan, m->k + j * chan, chan);
             high = m->score[j] > high ? m->score[j] : high;
             allowed++;
         }
@@ -174,7 +175,8 @@ static void head_forward(const ra_whole *whole, const ra_layer *layer, const ra_
     }
 }
 
-ra_status ra_plain_forward(ra_plain_sum sum, const ra_step_desc *desc, const ra_layer *layer, const ra_forward_io *io)
+ra_status ra_plain_forward(ra_plain_sum sum, const ra_step_desc *desc, const ra_layer *layer,
+                           const ra_forward_io *io)
 {
     ra_whole whole = {0};
     matrices m = {0};

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/alloc.h"
 #include "ringattn_cuda.h"
 #include "tensor/tensor.h"
 
@@ -16,6 +17,18 @@ enum { KEPT_MAX = 64, ALIGNMENT = 256 };
 static pthread_mutex_t kept_lock = PTHREAD_MUTEX_INITIALIZER;
 static ra_backend *kept[KEPT_MAX];
 static int kept_count;
+
+static bool simple_only(void)
+{
+    const char *simple = getenv("RA_TEST_SIMPLE");
+    return simple && *simple == '1';
+}
+
+ra_plain_sum device_sum(const ra_layer *layer)
+{
+    bool tuned = !simple_only() && layer->dtype != RA_F32 && layer->head_dim % 64 == 0;
+    return tuned ? RA_PLAIN_SUM_TENSOR : RA_PLAIN_SUM_F32;
+}
 
 ra_status device_backend_open(int threads, const char *level, ra_backend **out)
 {
@@ -28,9 +41,11 @@ ra_status device_backend_open(int threads, const char *level, ra_backend **out)
         *out = backend;
         return RA_OK;
     }
-    const char *simple = getenv("RA_TEST_SIMPLE");
-    ra_cuda_options options = {.size = sizeof options, .simple_only = simple && *simple == '1'};
-    return ra_backend_open_cuda(0, &options, out);
+    ra_cuda_options options = {.size = sizeof options, .simple_only = simple_only()};
+    ra_alloc_probe *probe = ra_alloc_watch(NULL); /* a kept backend outlives the caller's probe */
+    ra_status status = ra_backend_open_cuda(0, &options, out);
+    ra_alloc_watch(probe);
+    return status;
 }
 
 void device_backend_close(ra_backend *backend)
@@ -63,30 +78,49 @@ static size_t extent_bytes(const ra_tensor *t)
     return t->data && ra_tensor_count(t) > 0 ? (size_t)elements * ra_dtype_bytes(t->dtype) : 0;
 }
 
-static size_t place_of(const device_copy *copy, int end)
+/* Of the copy i, and for i the count where they end. */
+static size_t place_of(const device_copy *copy, int i)
 {
     size_t at = 0;
-    for (int i = 0; i < end; i++) {
-        at += (copy->bytes[i] + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    for (int j = 0; j < i; j++) {
+        at += copy->shared[j] ? 0 : (copy->bytes[j] + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     }
     return at;
 }
 
+/* The first tensor of a data address owns the copy, as long as the longest of them. */
+static int owner_of(device_copy *copy, int i)
+{
+    for (int j = 0; j < i; j++) {
+        if (copy->bytes[i] > 0 && copy->bytes[j] > 0 && copy->host_data[j] == copy->host_data[i]) {
+            copy->bytes[j] = copy->bytes[j] > copy->bytes[i] ? copy->bytes[j] : copy->bytes[i];
+            copy->shared[i] = true;
+            return j;
+        }
+    }
+    return i;
+}
+
 ra_status device_copy_put(device_copy *copy, ra_tensor *const *tensors, int count)
 {
+    int owner[DEVICE_TENSORS_MAX];
     *copy = (device_copy){.count = count};
     for (int i = 0; i < count; i++) {
         copy->host[i] = tensors[i];
         copy->host_data[i] = tensors[i]->data;
         copy->bytes[i] = extent_bytes(tensors[i]);
+        owner[i] = owner_of(copy, i);
     }
     RA_TRY(ra_cuda_alloc(0, place_of(copy, count) + ALIGNMENT, &copy->memory));
     for (int i = 0; i < count; i++) {
-        if (copy->bytes[i] > 0) {
-            copy->data[i] = (char *)copy->memory + place_of(copy, i);
-            RA_TRY(ra_cuda_copy(copy->data[i], copy->host_data[i], copy->bytes[i], (ra_stream){0}));
-            tensors[i]->data = copy->data[i];
+        if (copy->bytes[i] == 0) {
+            continue;
         }
+        copy->data[i] = (char *)copy->memory + place_of(copy, owner[i]);
+        if (!copy->shared[i]) {
+            RA_TRY(ra_cuda_copy(copy->data[i], copy->host_data[i], copy->bytes[i], (ra_stream){0}));
+        }
+        tensors[i]->data = copy->data[i];
     }
     return RA_OK;
 }
@@ -95,7 +129,7 @@ ra_status device_copy_get(device_copy *copy)
 {
     ra_status status = RA_OK;
     for (int i = 0; i < copy->count; i++) {
-        if (copy->bytes[i] > 0 && !status) {
+        if (copy->data[i] && !copy->shared[i] && !status) {
             status =
                 ra_cuda_copy(copy->host_data[i], copy->data[i], copy->bytes[i], (ra_stream){0});
         }
@@ -105,7 +139,7 @@ ra_status device_copy_get(device_copy *copy)
     return status;
 }
 
-/* ---- calls */
+/* ---- calls; those without tensors go through as they are */
 
 static ra_status put_forward(const ra_forward_io *io, ra_forward_io *there, device_copy *copy)
 {
@@ -139,6 +173,9 @@ ra_status device_forward(ra_ctx *ctx, const ra_plan *plan, const ra_forward_io *
 {
     device_copy copy;
     ra_forward_io there;
+    if (!io) {
+        return ra_attn_forward(ctx, plan, io, stream);
+    }
     ra_status status = put_forward(io, &there, &copy);
     return finish(&copy, status ? status : ra_attn_forward(ctx, plan, &there, stream));
 }
@@ -148,6 +185,9 @@ ra_status device_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backward_io
 {
     device_copy copy;
     ra_backward_io there;
+    if (!io) {
+        return ra_attn_backward(ctx, plan, io, stream);
+    }
     ra_status status = put_backward(io, &there, &copy);
     return finish(&copy, status ? status : ra_attn_backward(ctx, plan, &there, stream));
 }
@@ -157,6 +197,9 @@ ra_status device_varlen_forward(ra_backend *backend, const ra_layer *layer, cons
 {
     device_copy copy;
     ra_forward_io there;
+    if (!io) {
+        return ra_varlen_forward(backend, layer, lens, io);
+    }
     ra_status status = put_forward(io, &there, &copy);
     return finish(&copy, status ? status : ra_varlen_forward(backend, layer, lens, &there));
 }
@@ -166,6 +209,9 @@ ra_status device_varlen_backward(ra_backend *backend, const ra_layer *layer, con
 {
     device_copy copy;
     ra_backward_io there;
+    if (!io) {
+        return ra_varlen_backward(backend, layer, lens, io);
+    }
     ra_status status = put_backward(io, &there, &copy);
     return finish(&copy, status ? status : ra_varlen_backward(backend, layer, lens, &there));
 }

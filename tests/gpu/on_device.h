@@ -7,7 +7,7 @@
 #ifndef RA_TESTS_ON_DEVICE_H
 #define RA_TESTS_ON_DEVICE_H
 
-#include "ringattn.h"
+#include "oracle/plain.h"
 
 /* threads and level are those of the CPU; ignored. A closed backend is kept and opened again. */
 ra_status device_backend_open(int threads, const char *level, ra_backend **out);
@@ -23,6 +23,9 @@ ra_status device_varlen_forward(ra_backend *backend, const ra_layer *layer, cons
 ra_status device_varlen_backward(ra_backend *backend, const ra_layer *layer, const ra_varlen *lens,
                                  const ra_backward_io *io);
 
+/* How the kernels that run this layer add up channels. */
+ra_plain_sum device_sum(const ra_layer *layer);
+
 /* Copies of strided tensors, gaps included, in one piece of device memory. */
 enum { DEVICE_TENSORS_MAX = 16 };
 typedef struct device_copy {
@@ -31,6 +34,7 @@ typedef struct device_copy {
     ra_tensor *host[DEVICE_TENSORS_MAX]; /* the caller's, as they were */
     void *host_data[DEVICE_TENSORS_MAX], *data[DEVICE_TENSORS_MAX];
     size_t bytes[DEVICE_TENSORS_MAX];
+    bool shared[DEVICE_TENSORS_MAX]; /* the copy is that of an earlier tensor */
 } device_copy;
 
 /* Makes each tensor point to its copy; those without data or elements stay. Equal addresses share
@@ -47,6 +51,7 @@ ra_status device_copy_get(device_copy *copy);
 #define ra_attn_backward device_backward
 #define ra_varlen_forward device_varlen_forward
 #define ra_varlen_backward device_varlen_backward
+#define reference_sum device_sum
 #endif
 
 #endif

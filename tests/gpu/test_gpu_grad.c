@@ -130,7 +130,8 @@ static void *nans(size_t bytes)
 static void grad(const cover_case *c, ra_grad_job *job, device_setting setting)
 {
     const ra_cuda_grad_kernel *kernel = &ra_cuda_block_grad;
-    ra_cuda_work work = {.q_heads = (int)c->q_heads, .kv_heads = (int)c->kv_heads};
+    ra_cuda_kept kept = {0};
+    ra_cuda_work work = {.q_heads = (int)c->q_heads, .kv_heads = (int)c->kv_heads, .kept = &kept};
     ra_cuda_launch launch = {
         .sm_count = setting.sm_count, .capability = 90, .workspace_bytes = setting.workspace_bytes};
     expect(ra_work_build(job->cover, 128, 128, &work.host));
@@ -147,6 +148,7 @@ static void grad(const cover_case *c, ra_grad_job *job, device_setting setting)
     expect(kernel->launch(job, &work, &launch));
     expect_cuda(cudaDeviceSynchronize());
     expect(device_copy_get(&copy));
+    kept.discard(kept.memory, NULL);
     cudaFree(reach);
     cudaFree(launch.counters);
     cudaFree(launch.workspace);

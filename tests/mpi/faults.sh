@@ -1,6 +1,6 @@
 #!/bin/bash
 # Every fault of one process x phase x moment, by mpi_faults: the other processes must return
-# RA_E_COMM within the time-out (1 s) + 2 s, naming a rank and the hop, and live.
+# RA_E_COMM within the time-out (0.5 s) + 2 s, naming a rank and the hop, and live.
 # usage: faults.sh MPIRUN MPI_FAULTS; exit 77: no launcher here lets survivors live
 set -u
 mpirun=$1
@@ -38,24 +38,28 @@ world() { # world RANKS FAULT PHASE MOMENT CALL
         [ "$status" = RA_E_COMM ] || bad="$bad; rank $rank: $line"
         [ $rank = 1 ] && continue # its own words; it may have slept
         [[ $message == *rank\ * && $message == *hop\ * ]] || bad="$bad; rank $rank: $line"
-        awk "BEGIN { exit !($seconds < 3) }" || bad="$bad; rank $rank late: $line"
-        worst=$(awk "BEGIN { print $seconds > $worst ? $seconds : $worst }")
+        awk "BEGIN { exit !($seconds < 2.5) }" || bad="$bad; rank $rank late: $line"
+        worst=$(awk "BEGIN { print ($seconds > $worst) ? $seconds : $worst }")
     done
     printf '%-6s %-8s %-6s exchange %d of %d ranks: %4.2f s, %d requests parked: %s\n' \
         "$fault" "$3" "$4" "$5" "$ranks" "$worst" "$parked" "${bad:-ok}"
     [ -z "$bad" ] || { failures=$((failures + 1)); tail -n 5 "$dir/log"; }
 }
 
-for ranks in 2 3; do
-    world $ranks none forward before 1
-    for fault in kill stop slow error; do
-        for phase in forward backward; do
-            for moment in before at after; do
-                # What follows the last exchange of a call is found by the next call.
-                world $ranks $fault $phase $moment $((ranks - 1))
-            done
+faults='kill stop slow error'
+world 2 none forward before 1
+for fault in $faults; do
+    for phase in forward backward; do
+        for moment in before at after; do
+            world 2 $fault $phase $moment 1
         done
     done
 done
+world 3 none forward before 1
+for fault in $faults; do # the last exchange of a call: what follows it is found by the next call
+    world 3 $fault forward after 2
+    world 3 $fault backward before 2
+done
+echo "link cut: n/a: processes of one host exchange through memory, which cannot be cut"
 echo "faults: $failures failed"
 [ $failures = 0 ]

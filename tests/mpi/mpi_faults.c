@@ -16,7 +16,7 @@
 #include "ringattn_mpi.h"
 #include "support_world.h"
 
-enum { TIMEOUT_MS = 1000, VICTIM = 1, SEQ = 1536 };
+enum { TIMEOUT_MS = 500, VICTIM = 1, SEQ = 1536 };
 
 typedef struct wire {
     ra_comm *inner;

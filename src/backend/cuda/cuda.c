@@ -14,7 +14,7 @@
 
 #include <stdio.h>
 
-enum { OLDEST_CAPABILITY = 90, PIECE_ALIGN = 256 };
+enum { PIECE_ALIGN = 256 };
 
 static const size_t default_workspace = (size_t)512 << 20;
 static const uint64_t pool_keeps = (uint64_t)64 << 20;
@@ -37,6 +37,7 @@ typedef struct cuda {
 typedef struct prepared_lists {
     ra_cuda_work work;
     void *memory; /* of the device: all arrays */
+    ra_cuda_kept kept;
 } prepared_lists;
 
 /* ---- streams and marks */
@@ -108,6 +109,27 @@ static void free_memory(void *self, void *memory)
     const cuda *c = self;
     cudaSetDevice(c->device);
     cudaFree(memory); /* waits for the device */
+}
+
+/* A kernel that reads what it cannot reach ends the process' use of the device. */
+static ra_status check_memory(void *self, const ra_tensor *t, const char *name)
+{
+    const cuda *c = self;
+    struct cudaPointerAttributes at;
+    if (!t->data || ra_tensor_count(t) == 0) {
+        return RA_OK;
+    }
+    RA_TRY(enter(c));
+    RA_CUDA_TRY(cudaPointerGetAttributes(&at, t->data));
+    if (at.type == cudaMemoryTypeUnregistered || at.type == cudaMemoryTypeHost) {
+        return RA_FAIL(RA_E_ARG, "%s: host memory at %p, expected memory of device %d", name,
+                       t->data, c->device);
+    }
+    if (at.type == cudaMemoryTypeDevice && at.device != c->device) {
+        return RA_FAIL(RA_E_ARG, "%s: memory of device %d, expected memory of device %d", name,
+                       at.device, c->device);
+    }
+    return RA_OK;
 }
 
 /* ---- work lists */
@@ -194,6 +216,9 @@ static void discard(void *self, void *prepared)
         cudaStreamWaitEvent(c->late, c->last, 0);
         cudaFreeAsync(lists->memory, c->late);
     }
+    if (lists->kept.memory) {
+        lists->kept.discard(lists->kept.memory, c->late);
+    }
     ra_work_free(&lists->work.host);
     ra_free(lists);
 }
@@ -206,6 +231,7 @@ static ra_status prepare(void *self, const ra_cover *cover, const ra_layer *laye
     RA_TRY(RA_NEW(&lists, 1));
     lists->work.q_heads = layer->q_heads;
     lists->work.kv_heads = layer->kv_heads;
+    lists->work.kept = &lists->kept;
     ra_status status =
         ra_work_build(cover, ra_cuda_q_tile(layer->head_dim), RA_CUDA_K_TILE, &lists->work.host);
     status = status ? status : prepare_lists(c, lists);
@@ -218,21 +244,6 @@ static ra_status prepare(void *self, const ra_cover *cover, const ra_layer *laye
 }
 
 /* ---- computations */
-
-/* A kernel that reads host memory ends the process' use of the device, so callers' tensors are
- * looked at first. */
-static ra_status check_memory(const ra_tensor *t, const char *name)
-{
-    struct cudaPointerAttributes attributes;
-    if (t->data && ra_tensor_count(t) > 0) {
-        RA_CUDA_TRY(cudaPointerGetAttributes(&attributes, t->data));
-        if (attributes.type == cudaMemoryTypeUnregistered || !attributes.devicePointer) {
-            return RA_FAIL(RA_E_ARG, "%s: host memory at %p, expected device memory", name,
-                           t->data);
-        }
-    }
-    return RA_OK;
-}
 
 static ra_cuda_launch launch_of(const cuda *c)
 {
@@ -252,11 +263,6 @@ static ra_status fold(void *self, const ra_fold_job *job)
     const prepared_lists *lists = job->prepared;
     ra_cuda_launch at = launch_of(c);
     RA_TRY(enter(c));
-    RA_TRY(check_memory(&job->q, "q"));
-    RA_TRY(check_memory(&job->k[RA_SOURCE_OWN], "k"));
-    RA_TRY(check_memory(&job->v[RA_SOURCE_OWN], "v"));
-    RA_TRY(check_memory(&job->out, "out"));
-    RA_TRY(check_memory(&job->lse, "lse"));
     if (lists->work.host.item_count == 0) {
         return RA_OK;
     }
@@ -271,11 +277,6 @@ static ra_status grad(void *self, const ra_grad_job *job)
     const prepared_lists *lists = job->prepared;
     ra_cuda_launch at = launch_of(c);
     RA_TRY(enter(c));
-    RA_TRY(check_memory(&job->q, "q"));
-    RA_TRY(check_memory(&job->dout, "dout"));
-    RA_TRY(check_memory(&job->k[RA_SOURCE_OWN], "k"));
-    RA_TRY(check_memory(&job->v[RA_SOURCE_OWN], "v"));
-    RA_TRY(check_memory(&job->lse, "lse"));
     if (lists->work.host.run_count == 0) {
         return RA_OK;
     }
@@ -292,7 +293,6 @@ static ra_status fill(void *self, const ra_tensor *t, float value)
 {
     const cuda *c = self;
     RA_TRY(enter(c));
-    RA_TRY(check_memory(t, "tensor"));
     return leave(c, ra_cuda_fill(t, value, c->stream));
 }
 
@@ -309,7 +309,6 @@ static ra_status cast(void *self, const ra_tensor *to, const ra_tensor *from)
 {
     const cuda *c = self;
     RA_TRY(enter(c));
-    RA_TRY(check_memory(to, "result"));
     return leave(c, ra_cuda_cast(to, from, c->stream));
 }
 
@@ -317,8 +316,6 @@ static ra_status row_dot(void *self, const ra_tensor *a, const ra_tensor *b, con
 {
     const cuda *c = self;
     RA_TRY(enter(c));
-    RA_TRY(check_memory(a, "out"));
-    RA_TRY(check_memory(b, "dout"));
     return leave(c, ra_cuda_row_dot(a, b, dot, c->stream));
 }
 
@@ -364,6 +361,7 @@ static const ra_backend_ops ops = {
     .use_stream = use_stream,
     .prepare = prepare,
     .discard = discard,
+    .check = check_memory,
     .mark = mark,
     .wait_mark = wait_mark,
     .alloc = alloc_memory,
@@ -435,11 +433,7 @@ static ra_status check_device(int device, int *capability)
     RA_CUDA_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     RA_CUDA_TRY(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
     *capability = 10 * major + minor;
-    if (*capability < OLDEST_CAPABILITY) {
-        return RA_FAIL(RA_E_UNSUPPORTED, "device: %d has compute capability %d.%d, expected 9.0",
-                       device, major, minor);
-    }
-    return RA_OK;
+    return ra_cuda_capability_check(device, *capability);
 }
 
 ra_status ra_backend_open_cuda(int device, const ra_cuda_options *options, ra_backend **out)

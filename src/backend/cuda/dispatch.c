@@ -2,6 +2,7 @@
 #include "backend/cuda/dispatch.h"
 
 #include "backend/cuda/fold.h"
+#include "backend/cuda/grad.h"
 
 static const ra_cuda_fold_kernel *const folds[] = {
     &ra_cuda_fold_512,
@@ -10,8 +11,20 @@ static const ra_cuda_fold_kernel *const folds[] = {
 };
 
 static const ra_cuda_grad_kernel *const grads[] = {
+    &ra_cuda_block_grad,
     &ra_cuda_simple_grad,
 };
+
+enum { OLDEST_CAPABILITY = 90 };
+
+ra_status ra_cuda_capability_check(int device, int capability)
+{
+    if (capability < OLDEST_CAPABILITY) {
+        return RA_FAIL(RA_E_UNSUPPORTED, "device: %d has compute capability %d.%d, expected 9.0",
+                       device, capability / 10, capability % 10);
+    }
+    return RA_OK;
+}
 
 const ra_cuda_fold_kernel *ra_cuda_fold_choose(const ra_fold_job *job, const ra_cuda_work *work,
                                                const ra_cuda_launch *at, bool simple_only)

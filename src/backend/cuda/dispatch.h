@@ -29,6 +29,14 @@ static inline int32_t ra_cuda_q_tile(int head_dim)
 }
 enum { RA_CUDA_K_TILE = 128 };
 
+/* What a kernel made of the lists at its first launch over them, to be used again and freed with
+ * them. */
+typedef struct ra_cuda_kept {
+    void *memory; /* NULL: nothing so far */
+    /* stream: behind the last use */
+    void (*discard)(void *memory, cudaStream_t stream);
+} ra_cuda_kept;
+
 /* The work lists of one cover. Counts are those of `host`; the arrays are copies of its arrays in
  * device memory. */
 typedef struct ra_cuda_work {
@@ -39,6 +47,7 @@ typedef struct ra_cuda_work {
     const ra_work_item *key_item;
     const ra_work_run *key_run;
     const ra_work_reach *reach;
+    ra_cuda_kept *kept; /* of the one gradient kernel that keeps something */
 } ra_cuda_work;
 
 enum { RA_CUDA_COUNTERS = 64 };
@@ -74,6 +83,9 @@ typedef struct ra_cuda_grad_kernel {
 /* The plain kernels: any head dim, dtype, mask and strides. */
 extern const ra_cuda_fold_kernel ra_cuda_simple_fold;
 extern const ra_cuda_grad_kernel ra_cuda_simple_grad;
+
+/* RA_E_UNSUPPORTED if no kernel runs on such a device. */
+ra_status ra_cuda_capability_check(int device, int capability);
 
 /* The first kernel that supports the job. simple_only: the plain one, for comparisons. */
 const ra_cuda_fold_kernel *ra_cuda_fold_choose(const ra_fold_job *job, const ra_cuda_work *work,

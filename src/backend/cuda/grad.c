@@ -93,12 +93,42 @@ static ra_status upload(grad_lists *lists, cudaStream_t stream)
     return RA_OK;
 }
 
-static void close_lists(grad_lists *lists, cudaStream_t stream)
+static void close_lists(void *memory, cudaStream_t stream)
 {
+    grad_lists *lists = memory;
     if (lists->memory) {
         cudaFreeAsync(lists->memory, stream);
     }
     ra_slabs_free(&lists->host);
+    ra_free(lists);
+}
+
+/* Plans once for all launches over the same work lists. */
+static ra_status open_lists(const ra_grad_job *job, const ra_cuda_work *work,
+                            const ra_cuda_launch *at, grad_lists **out)
+{
+    ra_slab_layout layout = {
+        .q_heads = work->q_heads,
+        .kv_heads = work->kv_heads,
+        .chan = (int)job->q.size[RA_CHAN],
+        .clusters = at->sm_count / 2,
+        .workspace_bytes = at->workspace_bytes,
+    };
+    *out = work->kept->memory;
+    if (*out) {
+        return RA_OK;
+    }
+    RA_TRY(RA_NEW(out, 1));
+    ra_status status = ra_slabs_build(job->cover, &work->host, &layout, &(*out)->host);
+    if (!status && (*out)->host.block_count > 0) {
+        status = upload(*out, at->stream);
+    }
+    if (status) {
+        close_lists(*out, at->stream);
+        return status;
+    }
+    *work->kept = (ra_cuda_kept){*out, close_lists};
+    return RA_OK;
 }
 
 /* ---- arguments */
@@ -242,21 +272,9 @@ static bool supports(const ra_grad_job *job, const ra_cuda_work *work, const ra_
 
 static ra_status launch(const ra_grad_job *job, const ra_cuda_work *work, const ra_cuda_launch *at)
 {
-    grad_lists lists = {0};
-    ra_slab_layout layout = {
-        .q_heads = work->q_heads,
-        .kv_heads = work->kv_heads,
-        .chan = (int)job->q.size[RA_CHAN],
-        .clusters = at->sm_count / 2,
-        .workspace_bytes = at->workspace_bytes,
-    };
-    ra_status status = ra_slabs_build(job->cover, &work->host, &layout, &lists.host);
-    if (!status && lists.host.block_count > 0) {
-        status = upload(&lists, at->stream);
-        status = status ? status : run_chain(&lists, job, work, at);
-    }
-    close_lists(&lists, at->stream);
-    return status;
+    grad_lists *lists = NULL;
+    RA_TRY(open_lists(job, work, at, &lists));
+    return lists->host.block_count > 0 ? run_chain(lists, job, work, at) : RA_OK;
 }
 
 const ra_cuda_grad_kernel ra_cuda_block_grad = {"blocks", supports, launch, true};

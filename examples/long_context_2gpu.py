@@ -1,0 +1,63 @@
+"""One sliding and one global layer over a long row on several ranks, and what each rank exchanges.
+
+torchrun --nproc-per-node 2 examples/long_context_2gpu.py [SEQ]     default 4096 on CPU
+
+With a library that has a transport between GPUs it runs on them (SEQ 262144), else on CPU.
+"""
+
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+import ringattn
+
+
+def choose_device(group: dist.ProcessGroup, layers: list[ringattn.Layer]) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+    try:
+        ringattn.Context(group, layers=layers, device=device).close()
+        return device
+    except ringattn.UnavailableError as error:
+        print(f"rank {dist.get_rank()}: on CPU, because {error}")
+        return torch.device("cpu")
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    group = dist.group.WORLD
+    kinds = [
+        ringattn.Layer(q_heads=4, kv_heads=2, head_dim=128, scale=1.0, dtype=torch.bfloat16, window=w)
+        for w in (512, 0)
+    ]
+    device = choose_device(group, kinds)
+    seq = int(sys.argv[1]) if len(sys.argv) > 1 else 262_144 if device.type == "cuda" else 4096
+
+    with ringattn.Context(group, layers=kinds, device=device) as context:
+        local = len(ringattn.position_ids(context.rank, context.size, seq, "zigzag"))
+        step = context.step((1, local), layout="zigzag")
+        torch.manual_seed(context.rank)
+        q = torch.randn(1, 4, local, 128, dtype=torch.bfloat16, device=device) / 11
+        k = torch.randn(1, 2, local, 128, dtype=torch.bfloat16, device=device) / 11
+        leaves = [t.requires_grad_() for t in (q, k, torch.randn_like(k))]
+        for layer, name in zip(kinds, ("sliding", "global")):
+            start = time.perf_counter()
+            ringattn.attention(*leaves, step, layer).float().square().sum().backward()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds = time.perf_counter() - start
+            info = step.plan_info(kinds.index(layer))
+            print(
+                f"rank {context.rank}  {name:8} {seq} positions  {seconds * 1e3:9.1f} ms  "
+                f"{info['rows_received']} key rows received  imbalance {info['imbalance']:.2f}",
+                flush=True,
+            )
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
