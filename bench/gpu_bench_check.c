@@ -61,9 +61,15 @@ static double share_of(const ra_tensor *t, int64_t batch, int64_t head, int64_t 
     return worst;
 }
 
-static bool allows(const ra_layer *layer, int64_t query, int64_t key)
+static ra_token token_at(const gpu_bench_sample *s, int64_t batch, int64_t pos)
 {
-    return ra_mask_allows(layer, (ra_token){query, 1, -1}, (ra_token){key, 1, -1});
+    int64_t at = batch * s->q.size[RA_SEQ] + pos;
+    return (ra_token){pos, s->doc ? s->doc[at] : 1, s->group ? s->group[at] : -1};
+}
+
+static bool allows(const gpu_bench_sample *s, int64_t batch, int64_t query, int64_t key)
+{
+    return ra_mask_allows(&s->layer, token_at(s, batch, query), token_at(s, batch, key));
 }
 
 /* p and ds of one pair. */
@@ -89,7 +95,7 @@ static double check_query(const gpu_bench_sample *s, int64_t batch, int64_t head
     sum out = {{0}, {0}}, dq = {{0}, {0}};
     row q = load(&s->q, batch, head, i), exact = {{0}};
     for (int64_t j = 0; j < seq; j++) {
-        if (allows(&s->layer, i, j)) {
+        if (allows(s, batch, i, j)) {
             row k = load(&s->k, batch, kv_head, j), v = load(&s->v, batch, kv_head, j);
             /* Scores are of the order of 1, so exp cannot overflow. */
             double weight = exp((double)s->layer.scale * dot(&q, &k, &size));
@@ -112,7 +118,7 @@ static double check_query(const gpu_bench_sample *s, int64_t batch, int64_t head
     row dout = load(&s->dout, batch, head, i);
     double delta = dot(&dout, &exact, &delta_magnitude);
     for (int64_t j = 0; j < seq; j++) {
-        if (allows(&s->layer, i, j)) {
+        if (allows(s, batch, i, j)) {
             row k = load(&s->k, batch, kv_head, j), v = load(&s->v, batch, kv_head, j);
             pair w = pair_of(&s->layer, &q, &k, &v, &dout, log(total), delta, delta_magnitude);
             add(&dq, w.ds, w.ds_magnitude, &k);
@@ -129,7 +135,7 @@ static double check_key(const gpu_bench_sample *s, int64_t batch, int64_t kv_hea
     row k = load(&s->k, batch, kv_head, j), v = load(&s->v, batch, kv_head, j);
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
         for (int64_t i = 0; i < s->q.size[RA_SEQ]; i++) {
-            if (allows(&s->layer, i, j)) {
+            if (allows(s, batch, i, j)) {
                 double delta_magnitude;
                 row q = load(&s->q, batch, head, i), dout = load(&s->dout, batch, head, i);
                 row out = load(&s->out, batch, head, i);

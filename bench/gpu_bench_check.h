@@ -9,9 +9,10 @@
 extern "C" {
 #endif
 
-/* Contiguous [rows, heads, seq, chan]; one document a row. */
+/* Contiguous [rows, heads, seq, chan]. */
 typedef struct gpu_bench_sample {
     ra_layer layer;
+    const int32_t *doc, *group; /* [rows, seq], of the mask; NULL = one document a row, text */
     ra_tensor q, k, v, out, lse;
     ra_tensor dout, dq, dk, dv; /* with backward */
 } gpu_bench_sample;

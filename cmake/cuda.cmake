@@ -99,7 +99,8 @@ if(RA_GPU_TESTS)
     endif()
     set(tests ${PROJECT_SOURCE_DIR}/tests)
     file(GLOB support_sources CONFIGURE_DEPENDS ${tests}/support*.c)
-    add_library(gpu_support STATIC ${support_sources} ${tests}/gpu/on_device.c)
+    add_library(gpu_support STATIC ${support_sources}
+        ${tests}/gpu/on_device.c ${tests}/gpu/device_job.c)
     ra_target_flags(gpu_support)
     target_compile_options(gpu_support PUBLIC -include ${tests}/gpu/on_device.h)
     set_source_files_properties(${tests}/gpu/on_device.c PROPERTIES
@@ -114,8 +115,9 @@ if(RA_GPU_TESTS)
     endif()
     # The CPU's own tests of the whole operation run there unchanged.
     foreach(source gpu/test_gpu_backend.c gpu/test_gpu_fold.c gpu/test_gpu_grad.c
-            gpu/test_gpu_ring.c test_prop_ring.c test_varlen.c
-            test_probes_mask.c test_probes_data.c test_probes_shape.c)
+            gpu/test_gpu_refused.c gpu/test_gpu_far.c gpu/test_gpu_sweep.c gpu/test_gpu_ring.c
+            test_prop_ring.c test_varlen.c test_probes_mask.c test_probes_data.c
+            test_probes_shape.c)
         cmake_path(GET source STEM name)
         string(REGEX REPLACE "^test_(gpu_)?" "gpu_" name ${name})
         add_executable(${name} ${tests}/${source})
@@ -127,7 +129,8 @@ if(RA_GPU_TESTS)
     ra_cuda_flags(gpu_ptx)
     set_target_properties(gpu_ptx PROPERTIES CUDA_ARCHITECTURES 90a-real)
 
-    add_executable(gpu_bench bench/gpu_bench.cu bench/gpu_bench_check.c)
+    add_executable(gpu_bench bench/gpu_bench.cu bench/gpu_bench_check.c bench/gpu_bench_hop.c
+        bench/gpu_bench_problem.cu bench/gpu_bench_time.cu)
     ra_cuda_flags(gpu_bench)
     set_target_properties(gpu_bench PROPERTIES CUDA_ARCHITECTURES 90)
     target_link_libraries(gpu_bench PRIVATE ringattn_check ringattn_cuda_static CUDA::cublas)

@@ -30,7 +30,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     group = dist.group.WORLD
     kinds = [
-        ringattn.Layer(q_heads=4, kv_heads=2, head_dim=128, scale=1.0, dtype=torch.bfloat16, window=w)
+        ringattn.Layer(
+            q_heads=4, kv_heads=2, head_dim=128, scale=1.0, dtype=torch.bfloat16, window=w
+        )
         for w in (512, 0)
     ]
     device = choose_device(group, kinds)
@@ -50,11 +52,12 @@ def main() -> None:
                 torch.cuda.synchronize()
             seconds = time.perf_counter() - start
             info = step.plan_info(kinds.index(layer))
-            print(
+            line = (
                 f"rank {context.rank}  {name:8} {seq} positions  {seconds * 1e3:9.1f} ms  "
-                f"{info['rows_received']} key rows received  imbalance {info['imbalance']:.2f}",
-                flush=True,
+                f"{info['rows_received']} key rows received  imbalance {info['imbalance']:.2f}\n"
             )
+            sys.stdout.write(line)
+            sys.stdout.flush()
     dist.barrier()
     dist.destroy_process_group()
 

@@ -3,10 +3,9 @@
 torchrun --nproc-per-node 2 examples/train_gemma4_tiny.py
 
 Every rank holds the whole model and half of every row. The loss curve over 2 ranks is that of a
-single process with the model's own attention, up to rounding.
+single process with the model's own attention, up to rounding. The steps are short because training
+itself amplifies rounding: after long ones, two runs that differ by 1e-7 at the start part as well.
 """
-
-import os
 
 import torch
 import torch.distributed as dist
@@ -61,7 +60,7 @@ def train_over_ranks(group: dist.ProcessGroup) -> list[float]:
     ringattn.register()
     model = small_model("ringattn")
     ring = ringattn.Ring(model, group)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     losses = []
     for batch in batches():
         loss = model(**ring.prepare(**batch, labels=batch["input_ids"])).loss
@@ -70,6 +69,7 @@ def train_over_ranks(group: dist.ProcessGroup) -> list[float]:
         for parameter in model.parameters():
             if parameter.grad is not None:
                 dist.all_reduce(parameter.grad, group=group)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         whole = loss.detach().clone()
         dist.all_reduce(whole, group=group)
@@ -79,7 +79,7 @@ def train_over_ranks(group: dist.ProcessGroup) -> list[float]:
 
 def train_alone() -> list[float]:
     model = small_model("eager")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     losses = []
     for batch in batches():
         documents = ringattn.documents_of_positions(batch["position_ids"])
@@ -87,13 +87,13 @@ def train_alone() -> list[float]:
         loss = model(**batch, labels=target, shift_labels=target, use_cache=False).loss
         optimizer.zero_grad()
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     return losses
 
 
 def main() -> None:
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     dist.init_process_group("gloo")
     ours = train_over_ranks(dist.group.WORLD)
     if dist.get_rank() == 0:
@@ -102,7 +102,7 @@ def main() -> None:
             print(f"step {step}  {dist.get_world_size()} ranks {a:.5f}  one process {b:.5f}")
         worst = max(abs(a - b) for a, b in zip(ours, alone))
         print(f"largest difference {worst:.1e}")
-        assert worst < 1e-3 and ours[-1] < ours[0]
+        assert worst < 5e-4 and ours[-1] < ours[0]
     dist.barrier()
     dist.destroy_process_group()
 

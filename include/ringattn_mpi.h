@@ -6,8 +6,9 @@
  * MPI_THREAD_SERIALIZED if no thread of its own calls MPI while a call of ringattn runs: exchanges
  * run on a thread of the ctx. Tensors are in host memory.
  *
- * Nothing here waits for a rank that is gone. Bytes travel through memory of the transport, so what
- * MPI cannot cancel never touches a caller's tensor; see ra_mpi_parked. After a failure do not call
+ * Nothing here waits for a rank that is gone. Bytes travel through memory of the transport, at most
+ * 2 MiB a message under way, so what MPI cannot cancel never touches a caller's tensor; see
+ * ra_mpi_parked. After a failure do not call
  * MPI_Finalize, which may wait for the rank that failed: leave by exit.
  */
 #ifndef RINGATTN_MPI_H

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Checks that cmake/sources.cmake and cmake/cuda.cmake list each C and CUDA file of src once, and no
-other file; src/cli/main.c stands with its executable."""
+"""Checks that the lists of cmake/ name each C and CUDA file of src once, and no other file; src/cli/main.c stands with its executable."""
 import argparse
 import re
 import sys
 from pathlib import Path
 
-LISTS = ("sources.cmake", "cuda.cmake")
+LISTS = ("sources.cmake", "cuda.cmake", "mpi.cmake")
 
 
 def main() -> int:

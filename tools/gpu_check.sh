@@ -1,17 +1,20 @@
 #!/bin/bash
 # Builds the CUDA backend and checks it on this machine's GPU, from a bare copy of the tree: the
-# tests of the backend, the CPU's tests of the whole operation on the device, every golden case at
-# 1, 2, 4 and 7 ranks, and compute-sanitizer on a small part. Works offline; jansson (golden cases)
-# comes from the system or from .deps/ (tools/carry_deps.sh), else what needs it is skipped aloud.
-# Ends with "N passed, N failed, N skipped" and fails if anything failed.
-# usage: tools/gpu_check.sh [build|tests|golden|sanitizer|ptxas]...    default: all of them
+# tests of the backend, the CPU's tests of the whole operation on the device, a sweep of random
+# shapes, tensors past 2^31 elements, every golden case at 1, 2, 4 and 7 ranks, and
+# compute-sanitizer on a small part. Works offline; jansson (golden cases) comes from the system or
+# from .deps/ (tools/carry_deps.sh), else what needs it is skipped aloud. Ends with "N passed, N
+# failed, N skipped" and fails if anything failed.
+# usage: tools/gpu_check.sh [build|tests|sweep|far|golden|sanitizer|ptxas]...    default: all
 # environment: RA_GPU_SEEDS=N    random ring processes, each with other problems (8)
+#              RA_GPU_SWEEP=N    processes of the sweep, of 140 shapes each (16)
 #              RA_BUILD_DIR=DIR  where to build (build/gpu)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 
 build=${RA_BUILD_DIR:-build/gpu}
 seeds=${RA_GPU_SEEDS:-8}
+sweeps=${RA_GPU_SWEEP:-16}
 logs=$build/logs
 passed=0 failed=0 skipped=0
 export PATH=$PATH:/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer
@@ -34,12 +37,15 @@ skip() {
 }
 
 # Jobs that run beside each other; what they said is reported in the order of their start.
-labels=() pids=()
+labels=() pids=() limit=170
+log_of() { # log_of LABEL
+    echo "$logs/${1//[ \/]/_}.log"
+}
 begin() { # begin LABEL COMMAND...
     local label=$1
     shift
     labels+=("$label")
-    timeout 170 "$@" >"$logs/${label//[ \/]/_}.log" 2>&1 &
+    timeout "$limit" "$@" >"$(log_of "$label")" 2>&1 &
     pids+=($!)
 }
 collect() {
@@ -47,7 +53,7 @@ collect() {
     for i in "${!pids[@]}"; do
         wait "${pids[$i]}"
         status=$?
-        result $status "${labels[$i]}" "$logs/${labels[$i]//[ \/]/_}.log"
+        result $status "${labels[$i]}" "$(log_of "${labels[$i]}")"
     done
     labels=() pids=()
 }
@@ -88,7 +94,9 @@ step_tests() {
     begin "ptx wrappers" "$build/gpu_ptx"
     collect
     begin "tuned forward" "$build/gpu_fold"
+    begin "tuned backward" "$build/gpu_grad"
     collect
+    begin "bad input" "$build/gpu_refused"
     begin backend "$build/gpu_backend"
     begin varlen "$build/gpu_varlen"
     for name in mask data shape; do
@@ -102,6 +110,32 @@ step_tests() {
     begin "random ring, plain kernels" env RA_TEST_SIMPLE=1 "$build/gpu_ring" --seed 99
     collect
     grep -h '^kernels:' "$logs/backend.log" | sed 's/^/      /'
+    grep -h '^skipped' "$logs"/*.log | sed 's/^/      /'
+}
+
+# Every shape on the kernels that the dispatch chooses, against fp64, twice with the same bits.
+step_sweep() {
+    local i start=$SECONDS
+    for i in $(seq "$sweeps"); do
+        begin "sweep, part $i" "$build/gpu_sweep" --seed "$i"
+    done
+    collect
+    cat "$logs"/sweep*.log | awk -v seconds=$((SECONDS - start)) '
+        $1 == "shapes:" { shapes += $2 }
+        $1 == "forward:" || $1 == "backward:" {
+            for (i = 2; i < NF; i += 2) count[$1 " " $i] += $(i + 1)
+        }
+        END {
+            printf "      sweep: %d shapes in %d s\n", shapes, seconds
+            for (name in count) printf "      %s %d\n", name, count[name]
+        }' | sort
+}
+
+# Alone: it takes half of the memory.
+step_far() {
+    begin "more than 2^31 elements" "$build/gpu_far"
+    collect
+    grep -hE '^skipped|heads:' "$(log_of "more than 2^31 elements")" | sed 's/^/      /'
 }
 
 step_golden() {
@@ -126,18 +160,26 @@ step_golden() {
 }
 
 step_sanitizer() {
-    local tool
+    local tool name
     if ! command -v compute-sanitizer >/dev/null; then
         skip "compute-sanitizer: not installed"
         return
     fi
+    limit=85
     for tool in memcheck racecheck synccheck initcheck; do
-        begin "$tool" env RA_TEST_STEPS=12 RA_TEST_SANITIZED=1 compute-sanitizer --tool $tool \
-            --error-exitcode 9 "$build/gpu_backend"
+        for name in fold backend; do
+            begin "$tool, $name" env RA_TEST_STEPS=4 compute-sanitizer --tool $tool \
+                --error-exitcode 9 "$build/gpu_$name"
+        done
     done
-    begin "memcheck, ring" env RA_TEST_STEPS=8 RA_TEST_SANITIZED=1 compute-sanitizer \
-        --tool memcheck --error-exitcode 9 "$build/gpu_ring" --seed 3
+    begin "memcheck, ring" env RA_TEST_STEPS=8 compute-sanitizer --tool memcheck \
+        --error-exitcode 9 "$build/gpu_ring" --seed 3
     collect
+    limit=170
+    for name in fold backend; do
+        grep -hE 'hazard|RACECHECK SUMMARY' "$(log_of "racecheck, $name")" | sed 's/^=*//' |
+            sort | uniq -c | head -n 20 | sed "s/^/      racecheck, $name:/"
+    done
 }
 
 step_ptxas() {
@@ -156,7 +198,7 @@ elif ! nvidia-smi >/dev/null 2>&1; then
     skip "everything: no GPU on this machine"
 else
     steps=("$@")
-    [ $# -gt 0 ] || steps=(build tests golden sanitizer ptxas)
+    [ $# -gt 0 ] || steps=(build tests sweep far golden sanitizer ptxas)
     for step in "${steps[@]}"; do
         start=$SECONDS
         "step_$step" || exit 2

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes sure that what a build needs is installed, and says what it installs. Does nothing, and
 # uses no network, when all is there.
-# usage: setup.sh [demo|check|lint|fuzz|ci]    what the machine is to do; default demo
+# usage: setup.sh [demo|check|mpi|lint|fuzz|ci]    what the machine is to do; default demo
 set -eu
 
 purpose=${1:-demo}
@@ -35,12 +35,17 @@ need libjansson-dev pkg-config --exists jansson
 case $purpose in
 demo) ;;
 check) need libcmocka-dev pkg-config --exists cmocka ;;
+mpi)
+    need libcmocka-dev pkg-config --exists cmocka
+    need libopenmpi-dev has mpicc
+    need openmpi-bin has mpirun
+    ;;
 lint | fuzz | ci)
     need libcmocka-dev pkg-config --exists cmocka
     need clang has clang
     ;;
 *)
-    echo "setup.sh: '$purpose', expected demo, check, lint, fuzz or ci" >&2
+    echo "setup.sh: '$purpose', expected demo, check, mpi, lint, fuzz or ci" >&2
     exit 2
     ;;
 esac

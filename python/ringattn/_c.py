@@ -199,8 +199,7 @@ class BackwardIo(Structure):
     """ra_backward_io"""
 
     _fields_ = [("size", c_size_t)] + [
-        (name, Tensor)
-        for name in "q k v out lse kept_k kept_v dout dq dk dv".split()
+        (name, Tensor) for name in "q k v out lse kept_k kept_v dout dq dk dv".split()
     ]
 
 
@@ -328,8 +327,9 @@ def load_library(stem: str) -> tuple[ctypes.CDLL, str]:
 
 
 def _load() -> tuple[ctypes.CDLL, str]:
-    """RINGATTN_LIBRARY if it is set, else libringattn-cuda, which holds all of libringattn and more,
-    else libringattn. Only one of them: contexts of one know nothing of the other's backends."""
+    """RINGATTN_LIBRARY if it is set, else libringattn-cuda, which holds all of libringattn and
+    more, else libringattn. Only one of them: contexts of one know nothing of the other's
+    backends."""
     named = os.environ.get("RINGATTN_LIBRARY")
     if named:
         return ctypes.CDLL(named), named

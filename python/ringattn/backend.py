@@ -1,13 +1,14 @@
 """Where math runs: opens the library's backend for a torch device.
 
-The CPU backend is in every build of the library, the CUDA backend in libringattn-cuda. Must not know
-ranks or steps.
+The CPU backend is in every build of the library, the CUDA backend in libringattn-cuda. Must not
+know ranks or steps.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
 from ctypes import c_void_p
 
 import torch
@@ -16,12 +17,16 @@ from ringattn import _c
 from ringattn.errors import UnavailableError
 
 
+_NO_STREAM = _c.Stream(None)
+
+
 class Backend:
     """An open ra_backend; closed when the last user lets go of it."""
 
     def __init__(self, handle: c_void_p, device: torch.device) -> None:
         self.handle = handle
         self.device = device
+        self._finalize = weakref.finalize(self, _c.lib.ra_backend_close, handle)
 
     @property
     def name(self) -> str:
@@ -35,14 +40,10 @@ class Backend:
         """The stream that torch enqueues on now."""
         if self.device.type == "cuda":
             return _c.Stream(torch.cuda.current_stream(self.device).cuda_stream)
-        return _c.Stream(None)
+        return _NO_STREAM
 
     def close(self) -> None:
-        handle, self.handle = self.handle, c_void_p()
-        _c.lib.ra_backend_close(handle)
-
-    def __del__(self) -> None:
-        self.close()
+        self._finalize()
 
 
 def unavailable(message: str) -> UnavailableError:

@@ -36,11 +36,12 @@ _opened: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def _own_store(parent: Any) -> Any:
-    """A part of the parent's store for one context. torch.distributed.new_group would name its group
-    by a count of groups that only agrees if every process of the program takes part."""
+    """A part of the parent's store for one context. torch.distributed.new_group would name its
+    group by a count of groups that only agrees if every process of the program takes part."""
     count = _opened.get(parent, 0)
     _opened[parent] = count + 1
-    return dist.PrefixStore(f"ringattn/{count}", parent.get_group_store())  # type: ignore[attr-defined]
+    store: Any = dist
+    return store.PrefixStore(f"ringattn/{count}", parent.get_group_store())
 
 
 class _Waiter:
@@ -56,7 +57,9 @@ class _Waiter:
             job()
             del job
 
-    def start(self, works: Sequence[Any], timeout: timedelta) -> tuple[threading.Event, list[Exception]]:
+    def start(
+        self, works: Sequence[Any], timeout: timedelta
+    ) -> tuple[threading.Event, list[Exception]]:
         done, errors = threading.Event(), list[Exception]()
 
         def wait() -> None:

@@ -38,8 +38,16 @@ logger = logging.getLogger("ringattn")
 TIMEOUT_MS = 30_000
 
 
+def _free(backend: Backend, comm: Comm, ctx: c_void_p, steps: set[int]) -> None:
+    while steps:
+        _c.lib.ra_step_free(steps.pop())
+    _c.lib.ra_ctx_free(ctx)
+    comm.close()
+    backend.close()
+
+
 class _Core:
-    """The C objects of a context, freed together, the last user first."""
+    """The C objects of a context, freed together: when asked, with the last user, or at exit."""
 
     def __init__(self, backend: Backend, comm: Comm) -> None:
         self.backend = backend
@@ -47,6 +55,7 @@ class _Core:
         self.ctx = c_void_p()
         self.steps: set[int] = set()
         self.closed = False
+        self._finalize = weakref.finalize(self, _free, backend, comm, self.ctx, self.steps)
 
     def free_step(self, handle: int) -> None:
         if handle in self.steps:
@@ -54,16 +63,8 @@ class _Core:
             _c.lib.ra_step_free(handle)
 
     def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            for handle in list(self.steps):
-                self.free_step(handle)
-            _c.lib.ra_ctx_free(self.ctx)
-            self.comm.close()
-            self.backend.close()
-
-    def __del__(self) -> None:
-        self.close()
+        self.closed = True
+        self._finalize()
 
 
 class StepCore:
@@ -105,7 +106,9 @@ class Step:
     handle: an int64 tensor that stands for the step in compiled graphs.
     """
 
-    def __init__(self, context: Context, core: StepCore, rows: int, seq_local: int, runs: Runs) -> None:
+    def __init__(
+        self, context: Context, core: StepCore, rows: int, seq_local: int, runs: Runs
+    ) -> None:
         self.context = context
         self.core = core
         self.rows, self.seq_local = rows, seq_local
@@ -188,7 +191,11 @@ class Context:
         array = (_c.Layer * max(len(self.layers), 1))(*(layer.to_c() for layer in self.layers))
         comm.check(
             _c.lib.ra_ctx_create(
-                backend.handle, comm.handle, array, len(self.layers), byref(options),
+                backend.handle,
+                comm.handle,
+                array,
+                len(self.layers),
+                byref(options),
                 byref(self._core.ctx),
             )
         )
@@ -232,8 +239,8 @@ class Context:
     def gather_rows(
         self, part: torch.Tensor, layout: Layout | Sequence[Runs] = "contiguous"
     ) -> torch.Tensor:
-        """The whole rows of a small host tensor [rows, seq_local] from all ranks' parts. Collective;
-        no gradient."""
+        """The whole rows of a small host tensor [rows, seq_local] from all ranks' parts.
+        Collective; no gradient."""
         comm, rows = self._core.comm, part.shape[0]
         lengths = comm.gather(torch.tensor([part.shape[1]]), self.timeout_ms).flatten().tolist()
         mine = torch.zeros(rows, max(lengths), dtype=part.dtype)
@@ -312,6 +319,8 @@ class Context:
         sees_images = any(layer.vision != "off" and layer.window > 0 for layer in self.layers)
         if types is None and sees_images and not self._said_causal:
             self._said_causal = True
-            logger.warning("no mm_token_type_ids: every token of the step is text, also to layers "
-                           "with a vision rule")
+            logger.warning(
+                "no mm_token_type_ids: every token of the step is text, also to layers "
+                "with a vision rule"
+            )
         return int(shape[0]), int(shape[1])

@@ -19,33 +19,32 @@ from ringattn.layer import Layer
 from ringattn.view import backward_io, forward_io
 
 
-def _check_device(core: StepCore, tensor: torch.Tensor, name: str) -> None:
-    if core.core.closed:
-        raise RuntimeError("context: closed")
+def _check_device(core: StepCore, **tensors: torch.Tensor) -> None:
     backend = core.core.backend
-    if tensor.device.type != backend.device.type:
-        raise ShapeError(
-            _c.RA_E_SHAPE,
-            "RA_E_SHAPE",
-            f"{name}: on device {tensor.device}, expected {backend.device}, where the context's "
-            f"backend ({backend.name}) runs",
-        )
+    for name, tensor in tensors.items():
+        if tensor.device.type != backend.device.type:
+            raise ShapeError(
+                _c.RA_E_SHAPE,
+                "RA_E_SHAPE",
+                f"{name}: on device {tensor.device}, expected {backend.device}, where the "
+                f"context's backend ({backend.name}) runs",
+            )
 
 
 def _forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, core: StepCore, index: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    if core.core.closed:
+        raise RuntimeError("context: closed")
     comm = core.core.comm
     try:
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
-            _check_device(core, tensor, name)
+        _check_device(core, q=q, k=k, v=v)
         out = torch.empty_like(q)
-        lse = torch.empty((*q.shape[:-1], 1), dtype=torch.float32, device=q.device)
-        io = forward_io((("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse)))
+        lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
+        io = forward_io((("q", q), ("k", k), ("v", v), ("out", out)), lse)
     except Exception as error:
         # The library never sees this call, so nobody else would tell the other ranks.
-        if not core.core.closed:
-            comm.abort(str(error))
+        comm.abort(str(error))
         raise
     stream = core.core.backend.stream()
     status = _c.lib.ra_attn_forward(core.core.ctx, core.plans[index], io, stream)
@@ -70,7 +69,8 @@ def _backward(
         dout = dout.contiguous()
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     io = backward_io(
-        (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse)),
+        (("q", q), ("k", k), ("v", v), ("out", out)),
+        lse,
         (("dout", dout), ("dq", dq), ("dk", dk), ("dv", dv)),
     )
     stream = core.core.backend.stream()
@@ -125,8 +125,7 @@ def _attend_backward(
 def _(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: torch.Tensor, layer: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    lse = torch.empty((*q.shape[:-1], 1), dtype=torch.float32, device=q.device)
-    return torch.empty_like(q), lse
+    return torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 @_attend_backward.register_fake
@@ -186,7 +185,7 @@ def attention_with_lse(
         out, lse = torch.ops.ringattn.attend(q, k, v, step.handle, index)
     else:
         out, lse = _Attention.apply(q, k, v, step.core, index)
-    return out, lse.squeeze(-1)
+    return out, lse
 
 
 def attention(

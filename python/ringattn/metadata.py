@@ -50,7 +50,8 @@ def agree(
 ) -> list[tuple[int, int]]:
     """Gives every rank every rank's two counts, or every rank the first rank's error.
 
-    Without it a rank whose arguments are refused here would leave the others waiting in the library.
+    Without it a rank whose arguments are refused here would leave the others waiting in the
+    library.
     """
     text = f"{type(error).__name__}: {error}".encode()[:_TEXT_BYTES] if error else b""
     mine = torch.zeros(16 + _TEXT_BYTES, dtype=torch.uint8)

@@ -1,7 +1,7 @@
 """Which positions a rank owns, and whole rows cut into shards and put together again.
 
-Positions are global: in the whole row, before sharding. Every helper takes rank and size, so that it
-also serves data loaders that know no process group. Must not know attention.
+Positions are global: in the whole row, before sharding. Every helper takes rank and size, so that
+it also serves data loaders that know no process group. Must not know attention.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ Layout = Literal["contiguous", "zigzag"]
 Runs = Sequence[tuple[int, int]]
 
 
-def shard_runs(rank: int, size: int, seq: int, layout: Layout | Sequence[Runs] = "contiguous") -> Runs:
+def shard_runs(
+    rank: int, size: int, seq: int, layout: Layout | Sequence[Runs] = "contiguous"
+) -> Runs:
     """(start, count) of the runs of positions that a rank owns.
 
     layout: "contiguous" (the first seq mod size ranks hold one token more), "zigzag" (balanced for
@@ -75,9 +77,7 @@ def unshard(
 ) -> torch.Tensor:
     """The whole tensor from all ranks' parts, in rank order: the inverse of shard."""
     seq = sum(part.shape[dim] for part in parts)
-    order = torch.cat(
-        [position_ids(rank, len(parts), seq, layout) for rank in range(len(parts))]
-    )
+    order = torch.cat([position_ids(rank, len(parts), seq, layout) for rank in range(len(parts))])
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(seq)
     return torch.cat(list(parts), dim).index_select(dim, inverse.to(parts[0].device))

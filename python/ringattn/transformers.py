@@ -1,9 +1,9 @@
 """attn_implementation="ringattn" for transformers models: Gemma 4 and other decoders.
 
-register() makes the name known. A Ring reads the layer kinds off a model and turns a batch into this
-rank's inputs and a step; the step travels to the attention modules as the model's keyword argument
-`ringattn_step`, so that a recomputed layer finds the step of its own forward. No mask tensor is ever
-built. Must not know how attention is computed.
+register() makes the name known. A Ring reads the layer kinds off a model and turns a batch into
+this rank's inputs and a step; the step travels to the attention modules as the model's keyword
+argument `ringattn_step`, so that a recomputed layer finds the step of its own forward. No mask
+tensor is ever built. Must not know how attention is computed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from ringattn.shards import (
     Layout,
     Runs,
     documents_of_positions,
-    position_ids as shard_positions,
     shard,
     shift_labels,
+)
+from ringattn.shards import (
+    position_ids as shard_positions,
 )
 
 NAME = "ringattn"
@@ -74,7 +76,7 @@ def attention_forward(
     )
     if ringattn_step is None:
         raise ValueError(
-            "ringattn_step: missing. Build the inputs with ringattn.Ring(model, group).prepare(...), "
+            "ringattn_step: missing. Build the inputs with ringattn.Ring(model, group).prepare(), "
             "or pass ringattn_step=ring.step(...) to the model"
         )
     if attention_mask is not None and not (attention_mask.dim() == 2 and ringattn_step.padded):
@@ -118,7 +120,11 @@ def _window_of(module: Any, config: Any) -> int:
 
 
 def _vision_of(config: Any) -> Vision:
-    return "within_window" if getattr(config, "use_bidirectional_attention", None) == "vision" else "off"
+    return (
+        "within_window"
+        if getattr(config, "use_bidirectional_attention", None) == "vision"
+        else "off"
+    )
 
 
 def layers_of(
@@ -126,21 +132,26 @@ def layers_of(
 ) -> list[Layer]:
     """The distinct layer kinds of the attention modules that use "ringattn".
 
-    dtype: of q, k and v, default the model's. vision: how sliding layers treat image blocks, default
-    what the model's configuration says.
+    dtype: of q, k and v, default the model's. vision: how sliding layers treat image blocks,
+    default what the model's configuration says.
     """
     chosen = dtype or next(p.dtype for p in model.parameters() if p.is_floating_point())
     found: list[Layer] = []
     for module in model.modules():
         config = getattr(module, "config", None)
         uses = getattr(config, "_attn_implementation", None) == NAME
-        if not uses or not hasattr(module, "num_key_value_groups") or not hasattr(module, "scaling"):
+        if (
+            not uses
+            or not hasattr(module, "num_key_value_groups")
+            or not hasattr(module, "scaling")
+        ):
             continue
         refuse(
             attention_dropout=getattr(config, "attention_dropout", None),
             attn_logit_softcapping=getattr(config, "attn_logit_softcapping", None),
             sinks=getattr(module, "sinks", None),
-            use_bidirectional_attention=getattr(config, "use_bidirectional_attention", None) == "all",
+            use_bidirectional_attention=getattr(config, "use_bidirectional_attention", None)
+            == "all",
         )
         attributes: Any = module
         heads = int(attributes.config.num_attention_heads)
@@ -158,8 +169,9 @@ def layers_of(
             found.append(layer)
     if not found:
         raise ValueError(
-            'model: no attention module uses "ringattn"; call ringattn.register() and load the model '
-            'with attn_implementation="ringattn" (a multimodal one with {"text_config": "ringattn", ...})'
+            'model: no attention module uses "ringattn"; call ringattn.register() and load the '
+            'model with attn_implementation="ringattn" (a multimodal one with '
+            '{"text_config": "ringattn", ...})'
         )
     return found
 
@@ -226,8 +238,8 @@ class Ring:
     ) -> dict[str, Any]:
         """Whole rows, the same on every rank, to the keyword arguments of this rank's model call.
 
-        Labels are shifted before they are cut, and num_items_in_batch counts them over all ranks: the
-        sum of all ranks' losses is the loss of the whole batch. Collective.
+        Labels are shifted before they are cut, and num_items_in_batch counts them over all ranks:
+        the sum of all ranks' losses is the loss of the whole batch. Collective.
         """
         rows, seq = input_ids.shape
         if position_ids is not None and position_ids.shape[0] != rows:
@@ -263,7 +275,7 @@ class Ring:
         if labels is not None:
             target = shift_labels(labels, packed_seq_ids)
             ours = shard(target, self.context.rank, self.context.size, layout).contiguous()
-            # A model computes a loss when it sees labels; it uses shift_labels where they are given.
+            # A model computes a loss when it sees labels, from shift_labels where they are given.
             inputs["labels"] = inputs["shift_labels"] = ours
             inputs["num_items_in_batch"] = (target != -100).sum()
         return inputs

@@ -50,21 +50,30 @@ def view(tensor: torch.Tensor, name: str = "tensor") -> _c.Tensor:
     return result
 
 
-def forward_io(tensors: Sequence[tuple[str, torch.Tensor]]) -> bytes:
+def _lse_words(lse: torch.Tensor) -> tuple[int, ...]:
+    """lse is [rows, heads, seq] to torch and has one channel more to the library."""
+    return (lse.data_ptr(), _c.RA_F32, *lse.shape, 1, *lse.stride(), 1)
+
+
+def forward_io(tensors: Sequence[tuple[str, torch.Tensor]], lse: torch.Tensor) -> bytes:
     """ra_forward_io of q, k, v, out and lse; kept_k and kept_v stay empty."""
     flat: list[int] = [_FORWARD.size]
     for name, tensor in tensors:
         flat += words(tensor, name)
+    flat += _lse_words(lse)
     return _FORWARD.pack(*flat, *_NOTHING, *_NOTHING)
 
 
 def backward_io(
-    inputs: Sequence[tuple[str, torch.Tensor]], gradients: Sequence[tuple[str, torch.Tensor]]
+    inputs: Sequence[tuple[str, torch.Tensor]],
+    lse: torch.Tensor,
+    gradients: Sequence[tuple[str, torch.Tensor]],
 ) -> bytes:
     """ra_backward_io of q, k, v, out, lse and of dout, dq, dk, dv."""
     flat: list[int] = [_BACKWARD.size]
     for name, tensor in inputs:
         flat += words(tensor, name)
+    flat += _lse_words(lse)
     flat += _NOTHING + _NOTHING
     for name, tensor in gradients:
         flat += words(tensor, name)

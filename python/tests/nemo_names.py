@@ -1,5 +1,5 @@
-"""Every documented name of the two NeMo modules, typed from their reference pages: parameters as they
-are written there, "name" or "name=default"."""
+"""Every documented name of the two NeMo modules, typed from their reference pages: parameters as
+they are written there, "name" or "name=default"."""
 
 CP_ATTENTION = {
     "_base_gemma4_cp_mask": "attention_module ctx q_idx kv_idx kv_global_start=0",
@@ -13,13 +13,16 @@ CP_ATTENTION = {
     "_detach_metadata": "metadata",
     "_direct_exchange": "tensors cp_group cp_rank send_cp_rank recv_cp_rank",
     "_duck_shape_disabled": "",
-    "_ffpa_varlen_backward_chunk": "grad_out_pack q_pack k_pack v_pack out_pack lse_pack seg scale causal",
+    "_ffpa_varlen_backward_chunk": (
+        "grad_out_pack q_pack k_pack v_pack out_pack lse_pack seg scale causal"
+    ),
     "_ffpa_varlen_forward_chunk": "q_pack k_pack v_pack seg scale causal",
     "_ffpa_varlen_ring_available": "",
     "_gather_lse": "lse_dense flat_index",
     "_gather_thd": "t_bhsd flat_index",
     "_gemma4_cp_manual_attention": (
-        "attention_module query key value cp_mesh attn_mask dropout_p is_causal scale enable_gqa kwargs"
+        "attention_module query key value cp_mesh attn_mask dropout_p is_causal scale "
+        "enable_gqa kwargs"
     ),
     "_grad_add_live_": "grad_bhsd grad_pack flat_index",
     "_install_gemma4_cp_ring_sdpa": "attention_module cp_mesh",
@@ -47,8 +50,9 @@ CP_ATTENTION = {
     "attach_gemma4_cp_ring_attention": "attention_module use_ffpa=False",
     "gemma4_vision_group_ids": "mm_token_type_ids",
     "CPRingAttentionContext": (
-        "module query key value cp_mesh cp_group cp_size cp_rank seq_local seq_full seq_global_start "
-        "attn_mask dropout_p is_causal scale enable_gqa kwargs metadata metadata_seq_dims"
+        "module query key value cp_mesh cp_group cp_size cp_rank seq_local seq_full "
+        "seq_global_start attn_mask dropout_p is_causal scale enable_gqa kwargs metadata "
+        "metadata_seq_dims"
     ),
     "_Gemma4FFPAVarlenRingAttention.forward": "autograd_ctx query key value ring_ctx",
     "_Gemma4FFPAVarlenRingAttention.backward": "autograd_ctx grad_output",

@@ -1,7 +1,7 @@
 """The judge of the Python tests: dense attention by autograd, the mask rule element by element.
 
-In float64 it is the reference; in the dtype of a test it is the plain computation whose error is the
-measure for ours. Shares nothing with the package.
+In float64 it is the reference; in the dtype of a test it is the plain computation whose error is
+the measure for ours. Shares nothing with the package.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def truth(case: Case) -> list[torch.Tensor]:
 
 
 def plain(case: Case) -> list[torch.Tensor]:
-    """out, dq, dk, dv of an ordinary computation: inputs of the case's dtype, sums in float32, P and
-    dS rounded to the dtype, the backward from out and lse."""
+    """out, dq, dk, dv of an ordinary computation: inputs of the case's dtype, sums in float32, P
+    and dS rounded to the dtype, the backward from out and lse."""
     dtype, group = case.dtype, case.q_heads // case.kv_heads
     q, k, v, dout = (t.float() for t in case.inputs())
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from reference import Case
 
 import ringattn
+from reference import Case
 
 
 def layer_of(case: Case, **changes: Any) -> ringattn.Layer:
@@ -37,12 +37,12 @@ def step_of(context: ringattn.Context, case: Case) -> ringattn.Step:
         packed_seq_ids=part("docs"),
         padding_mask=part("pads"),
         mm_token_type_ids=part("types"),
-        layout=case.layout,  # type: ignore[arg-type]
+        layout=case.layout,
     )
 
 
 def cut(context: ringattn.Context, case: Case, whole: torch.Tensor, dim: int) -> torch.Tensor:
-    return ringattn.shard(whole, context.rank, context.size, case.layout, dim)  # type: ignore[arg-type]
+    return ringattn.shard(whole, context.rank, context.size, case.layout, dim)
 
 
 def run_case(rank: int, size: int, group: Any, case: Case) -> list[torch.Tensor]:
@@ -58,4 +58,4 @@ def run_case(rank: int, size: int, group: Any, case: Case) -> list[torch.Tensor]
 
 def whole_of(case: Case, parts: list[list[torch.Tensor]]) -> list[torch.Tensor]:
     """The ranks' results put together."""
-    return [ringattn.unshard(list(p), case.layout, 2) for p in zip(*parts)]  # type: ignore[arg-type]
+    return [ringattn.unshard(list(p), case.layout, 2) for p in zip(*parts)]

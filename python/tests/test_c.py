@@ -63,8 +63,10 @@ def test_structs_and_constants(tmp_path: Path) -> None:
 
 def test_packed_structs() -> None:
     tensors = [(f"t{i}", torch.zeros(2, 3, 4, 8)[:, :, 1:, :]) for i in range(9)]
-    forward = _c.ForwardIo.from_buffer_copy(forward_io(tensors[:5]))
-    backward = _c.BackwardIo.from_buffer_copy(backward_io(tensors[:5], tensors[5:]))
+    lse = torch.zeros(2, 3, 5)[:, :, 1:]
+    forward = _c.ForwardIo.from_buffer_copy(forward_io(tensors[:4], lse))
+    backward = _c.BackwardIo.from_buffer_copy(backward_io(tensors[:4], lse, tensors[5:]))
+    tensors[4] = ("lse", lse.unsqueeze(-1))
     assert forward.size == ctypes.sizeof(_c.ForwardIo)
     assert backward.size == ctypes.sizeof(_c.BackwardIo)
     names = ("q", "k", "v", "out", "lse")
@@ -95,5 +97,14 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
 
     info.main()
     said = capsys.readouterr().out
-    for word in ("ringattn", _c.version(), "cpu", "cuda", "single process", "gloo", "nccl", "torch"):
+    for word in (
+        "ringattn",
+        _c.version(),
+        "cpu",
+        "cuda",
+        "single process",
+        "gloo",
+        "nccl",
+        "torch",
+    ):
         assert word in said, word

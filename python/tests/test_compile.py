@@ -1,4 +1,5 @@
-"""torch.compile: no graph break, no recompilation for another step, opcheck, checkpoints, autocast."""
+"""torch.compile: no graph break, no recompilation for another step, opcheck, checkpoints,
+autocast."""
 
 from __future__ import annotations
 
@@ -6,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-import world
-from reference import Case
-from ring import cut, layer_of, step_of
 from torch.utils.checkpoint import checkpoint
 
 import ringattn
+import world
+from reference import Case
+from ring import cut, layer_of, step_of
 
 CASE = Case(seq=12, window=5, docs=[[1] * 7 + [2] * 5])
 
@@ -26,7 +27,9 @@ def compiled(rank: int, size: int, group: Any, how: str) -> float:
     layer = layer_of(CASE)
     with ringattn.Context(group, layers=[layer], timeout_ms=60_000) as context:
 
-        def block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: ringattn.Step) -> torch.Tensor:
+        def block(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: ringattn.Step
+        ) -> torch.Tensor:
             def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
                 return ringattn.attention(q * 2, k, v.tanh(), step, layer)
 
@@ -48,7 +51,14 @@ def compiled(rank: int, size: int, group: Any, how: str) -> float:
             expected = block(*usual, step)
             expected.sum().backward()
             pairs = [(out, expected)] + [(a.grad, b.grad) for a, b in zip(ours, usual)]
-            worst = max(worst, *(float((a - b).detach().abs().max()) for a, b in pairs if a is not None and b is not None))
+            worst = max(
+                worst,
+                *(
+                    float((a - b).detach().abs().max())
+                    for a, b in pairs
+                    if a is not None and b is not None
+                ),
+            )
         return worst
 
 
@@ -62,7 +72,9 @@ def test_the_graph_keeps_the_step() -> None:
     layer = layer_of(CASE)
     context = ringattn.Context(layers=[layer])
     fast = torch.compile(
-        lambda q, k, v, step: ringattn.attention(q, k, v, step, layer), fullgraph=True, backend="aot_eager"
+        lambda q, k, v, step: ringattn.attention(q, k, v, step, layer),
+        fullgraph=True,
+        backend="aot_eager",
     )
     leaves = leaves_of(context, CASE)
     out = fast(*leaves, step_of(context, CASE))
@@ -82,7 +94,9 @@ def test_opcheck(dtype: torch.dtype) -> None:
         # As a model hands them over: [rows, seq, heads, channels] in memory.
         q = q.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
         torch.library.opcheck(function._attend, (q, k, v, step.handle, 0))
-        torch.library.opcheck(function._attend, (q.detach(), k.detach(), v.detach(), step.handle, 0))
+        torch.library.opcheck(
+            function._attend, (q.detach(), k.detach(), v.detach(), step.handle, 0)
+        )
 
 
 def test_a_step_that_is_gone_is_named() -> None:

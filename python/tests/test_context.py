@@ -1,4 +1,5 @@
-"""Contexts and steps over their lifetime: several at once, metadata that changes, errors, memory."""
+"""Contexts and steps over their lifetime: several at once, metadata that changes, errors,
+memory."""
 
 from __future__ import annotations
 
@@ -9,16 +10,18 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
+import ringattn
 import world
 from reference import Case, assert_close, plain, truth
 from ring import cut, layer_of, step_of
 
-import ringattn
-
 GLOBAL, SLIDING = Case(seq=12), Case(seq=12, window=3, seed=7)
 
 
-def call(context: ringattn.Context, case: Case, step: ringattn.Step, layer: int) -> list[torch.Tensor]:
+def call(
+    context: ringattn.Context, case: Case, step: ringattn.Step, layer: int
+) -> list[torch.Tensor]:
     q, k, v, dout = (cut(context, case, t, 2) for t in case.inputs())
     leaves = [t.clone().requires_grad_() for t in (q, k, v)]
     out = ringattn.attention(*leaves, step, layer)
@@ -34,7 +37,10 @@ def two_contexts(rank: int, size: int, group: Any) -> list[list[torch.Tensor]]:
     """All four ranks in one ring; at the same time the pairs {0, 1} and {2, 3} in rings of two."""
     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
     layers = [layer_of(GLOBAL), layer_of(SLIDING)]
-    with ringattn.Context(group, layers=layers) as four, ringattn.Context(mesh["cp"], layers=layers) as two:
+    with (
+        ringattn.Context(group, layers=layers) as four,
+        ringattn.Context(mesh["cp"], layers=layers) as two,
+    ):
         assert (two.rank, two.size) == (rank % 2, 2)
         steps = [(context, step_of(context, GLOBAL)) for context in (four, two)]
         results = []
@@ -60,7 +66,10 @@ def interrupted(rank: int, size: int, group: Any) -> list[list[torch.Tensor]]:
     """Two models alternate, ids are refilled in place, a forward is left without a backward."""
     layers = [layer_of(GLOBAL), layer_of(SLIDING)]
     results = []
-    with ringattn.Context(group, layers=layers) as one, ringattn.Context(group, layers=layers) as other:
+    with (
+        ringattn.Context(group, layers=layers) as one,
+        ringattn.Context(group, layers=layers) as other,
+    ):
         ids = torch.ones(1, 12 // size, dtype=torch.int64)
         first = one.step(packed_seq_ids=ids)
         ids.fill_(-1)  # an early step must not see this
@@ -91,8 +100,12 @@ def test_alternating_models_refilled_metadata_and_an_exception(size: int) -> Non
 
 def wide(rank: int, size: int, group: Any) -> list[list[torch.Tensor]]:
     """Ids that agree in their low 32 bits, types that are 1 only after narrowing."""
-    with ringattn.Context(group, layers=[layer_of(Case(window=4, vision="over_window"))]) as context:
-        ids = torch.tensor([[5, 5, 5, 5, 5, 2**32 + 5, 2**32 + 5, 2**32 + 5, 7, 7, -(2**40), 2**40]])
+    with ringattn.Context(
+        group, layers=[layer_of(Case(window=4, vision="over_window"))]
+    ) as context:
+        ids = torch.tensor(
+            [[5, 5, 5, 5, 5, 2**32 + 5, 2**32 + 5, 2**32 + 5, 7, 7, -(2**40), 2**40]]
+        )
         types = torch.full((1, 12), 2**32 + 1)
         step = context.step(
             packed_seq_ids=cut(context, GLOBAL, ids, 1),
@@ -147,7 +160,7 @@ def test_a_rank_that_does_not_come_is_a_comm_error() -> None:
 
 
 def steady(rank: int, size: int, group: Any) -> tuple[int, int]:
-    """Bytes that Python holds more after 300 further steps than after 200."""
+    """Bytes that Python holds more after 1,000 further steps than after 200."""
     with ringattn.Context(group, layers=[layer_of(GLOBAL)]) as context:
 
         def steps(count: int) -> int:
@@ -158,7 +171,7 @@ def steady(rank: int, size: int, group: Any) -> tuple[int, int]:
 
         tracemalloc.start()
         before = steps(200)
-        after = steps(300)
+        after = steps(1000)
         tracemalloc.stop()
         return after - before, len(context._core.steps)
 
@@ -167,7 +180,7 @@ def steady(rank: int, size: int, group: Any) -> tuple[int, int]:
 def test_nothing_grows(size: int) -> None:
     for growth, steps in world.run(size, steady):
         assert steps == 0
-        assert growth < 20_000
+        assert growth < 50_000
 
 
 def test_closing_frees_everything_in_any_order() -> None:

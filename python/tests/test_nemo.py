@@ -11,12 +11,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import nemo_names
 import pytest
 import torch
+
+import nemo_names
 import world
 from reference import Case, assert_close, attend, mask, plain, truth
-
 from ringattn.nemo import cp_attention as cp
 from ringattn.nemo import cp_local_ring as local
 
@@ -44,7 +44,9 @@ def test_signatures_of_cp_local_ring(name: str) -> None:
 def test_data() -> None:
     code = "from ringattn.nemo import cp_attention as c\nfor n in {!r}: print(repr(getattr(c, n)))"
     names = list(nemo_names.CP_ATTENTION_DATA)
-    said = subprocess.run([sys.executable, "-c", code.format(names)], check=True, capture_output=True, text=True)
+    said = subprocess.run(
+        [sys.executable, "-c", code.format(names)], check=True, capture_output=True, text=True
+    )
     assert said.stdout.splitlines() == [repr(v) for v in nemo_names.CP_ATTENTION_DATA.values()]
     assert isinstance(cp.logger, logging.Logger)
     assert issubclass(cp._Gemma4FFPAVarlenRingAttention, torch.autograd.Function)
@@ -52,28 +54,55 @@ def test_data() -> None:
 
 def module_of(case: Case, **values: Any) -> Any:
     config = SimpleNamespace(use_bidirectional_attention="vision" if case.vision != "off" else None)
-    known: dict[str, Any] = {"sliding_window": case.window or None, "scaling": case.scale,
-                             "is_causal": case.causal, "config": config}
+    known: dict[str, Any] = {
+        "sliding_window": case.window or None,
+        "scaling": case.scale,
+        "is_causal": case.causal,
+        "config": config,
+    }
     return SimpleNamespace(**{**known, **values})
 
 
-def ctx_of(case: Case, rank: int, size: int, group: Any, module: Any = None) -> cp.CPRingAttentionContext:
+def ctx_of(
+    case: Case, rank: int, size: int, group: Any, module: Any = None
+) -> cp.CPRingAttentionContext:
     seq = case.seq // size
     part = slice(rank * seq, (rank + 1) * seq)
     q, k, v = (t[:, :, part] for t in case.inputs()[:3])
-    metadata = {"_packed_seq_ids": case.tensor("docs"), "padding_mask": case.tensor("pads"), "mm_token_type_ids": case.tensor("types")}
+    metadata = {
+        "_packed_seq_ids": case.tensor("docs"),
+        "padding_mask": case.tensor("pads"),
+        "mm_token_type_ids": case.tensor("types"),
+    }
     cut = {n: None if t is None else t[:, part].contiguous() for n, t in metadata.items()}
     return cp.CPRingAttentionContext(
-        module=module or module_of(case), query=q, key=k, value=v, cp_mesh=None, cp_group=group,
-        cp_size=size, cp_rank=rank, seq_local=seq, seq_full=case.seq, seq_global_start=rank * seq,
-        attn_mask=None, dropout_p=0.0, is_causal=True, scale=None, enable_gqa=True, kwargs={},
-        metadata=cut, metadata_seq_dims={},
+        module=module or module_of(case),
+        query=q,
+        key=k,
+        value=v,
+        cp_mesh=None,
+        cp_group=group,
+        cp_size=size,
+        cp_rank=rank,
+        seq_local=seq,
+        seq_full=case.seq,
+        seq_global_start=rank * seq,
+        attn_mask=None,
+        dropout_p=0.0,
+        is_causal=True,
+        scale=None,
+        enable_gqa=True,
+        kwargs={},
+        metadata=cut,
+        metadata_seq_dims={},
     )
 
 
 RING_CASES = {
     "global": Case(docs=[[1] * 7 + [2] * 5]),
-    "sliding": Case(window=4, docs=[[1] * 3 + [2] * 3 + [1] * 6], pads=[[False] * 4 + [True] + [False] * 7]),
+    "sliding": Case(
+        window=4, docs=[[1] * 3 + [2] * 3 + [1] * 6], pads=[[False] * 4 + [True] + [False] * 7]
+    ),
     "images": Case(window=3, vision="over_window", types=[[0, 1, 1, 1, 1, 1, 0, 0, 2, 2, 2, 2]]),
     "batch": Case(rows=2, docs=[[1] * 6 + [2] * 6, [2] * 12]),
     "bf16": Case(dtype=torch.bfloat16, window=5),
@@ -119,7 +148,9 @@ def own_ring(rank: int, size: int, group: Any, case: Case, how: str) -> list[tor
         return [out, dq, *cp._route_kv_grads_to_owners(dk, dv, group, rank, size)]
     acc = lse = None
     for owner, key, value, metadata in chunks:
-        part, part_lse, empty, channels = cp._run_gemma4_flex_chunk(ctx.module, ctx, key, value, metadata, owner * ctx.seq_local)
+        part, part_lse, empty, channels = cp._run_gemma4_flex_chunk(
+            ctx.module, ctx, key, value, metadata, owner * ctx.seq_local
+        )
         assert channels == case.head_dim
         if empty is not None:
             assert (part.transpose(1, 2)[empty] == 0).all()
@@ -172,8 +203,14 @@ def test_segments() -> None:
     assert seg is not None
     found = {n: v.tolist() if isinstance(v, torch.Tensor) else v for n, v in seg.items()}
     assert found == {
-        "q_index": [0, 1, 2], "k_index": [0, 1, 2, 3], "cu_q": [0, 2, 3], "cu_k": [0, 1, 4],
-        "max_q": 2, "max_k": 3, "dense_local": False, "dense_cross": False,
+        "q_index": [0, 1, 2],
+        "k_index": [0, 1, 2, 3],
+        "cu_q": [0, 2, 3],
+        "cu_k": [0, 1, 4],
+        "max_q": 2,
+        "max_k": 3,
+        "dense_local": False,
+        "dense_cross": False,
         "pad_rows": [[False, False, False, True]],
     }
     assert cp._build_packed_ring_segments(torch.tensor([[1]]), torch.tensor([[2]])) is None
@@ -206,7 +243,9 @@ def test_caches_follow_the_tensor_not_its_address() -> None:
     assert not cp._BLOCK_MASK_CACHE
     ids = torch.tensor([[1, 1]])
     ctx = SimpleNamespace(metadata={"_packed_seq_ids": ids}, cp_rank=0, cp_size=1)
-    assert local._cached_sliding_segments(ctx, ids, ids, 0) is local._cached_sliding_segments(ctx, ids, ids, 0)
+    assert local._cached_sliding_segments(ctx, ids, ids, 0) is local._cached_sliding_segments(
+        ctx, ids, ids, 0
+    )
     cp._ring_segment_set_generation(torch.zeros(1))
     assert not cp._RING_SEGMENT_CACHE
 
@@ -242,9 +281,13 @@ def test_merges() -> None:
         assert merged.isfinite().all()
     index = torch.tensor([2, 3])
     live, live_lse = out.clone(), lse.clone()
-    cp._merge_live_chunk_(live, live_lse, cp._gather_thd(part, index), cp._gather_lse(part_lse, index), index)
+    cp._merge_live_chunk_(
+        live, live_lse, cp._gather_thd(part, index), cp._gather_lse(part_lse, index), index
+    )
     assert torch.allclose(live[:, :, 2:], merged[:, :, 2:], atol=1e-6)
-    assert torch.equal(live[:, :, :2], out[:, :, :2]) and torch.allclose(live_lse[:, :, 2:], total[:, :, 2:])
+    assert torch.equal(live[:, :, :2], out[:, :, :2]) and torch.allclose(
+        live_lse[:, :, 2:], total[:, :, 2:]
+    )
     assert cp._use_live_row_merge(1, 4) and not cp._use_live_row_merge(2, 4)
 
 
@@ -257,7 +300,9 @@ def test_varlen_chunks() -> None:
     assert seg is not None
     packed = [cp._gather_thd(t, seg["q_index"]) for t in (q, k, v, dout)]
     out, lse = cp._ffpa_varlen_forward_chunk(*packed[:3], seg, case.scale, True)
-    gradients = cp._ffpa_varlen_backward_chunk(packed[3], *packed[:3], out, lse, seg, case.scale, True)
+    gradients = cp._ffpa_varlen_backward_chunk(
+        packed[3], *packed[:3], out, lse, seg, case.scale, True
+    )
     for found, expected in zip((out, *gradients), truth(case)):
         assert torch.allclose(found.double(), cp._gather_thd(expected, seg["q_index"]), atol=1e-5)
 
@@ -270,28 +315,42 @@ def test_flash_attention_layouts() -> None:
     for a, b in zip(found, truth(case)):
         assert torch.allclose(a.transpose(1, 2).double(), b, atol=1e-5)
     seg = {"cu_q": torch.tensor([0, 12, 24]), "cu_k": torch.tensor([0, 12, 24])}
-    thd, st = local._fa_ll_varlen_fwd(*(t.flatten(0, 1) for t in (q, k, v)), seg, case.scale, (3, 0))
+    thd, st = local._fa_ll_varlen_fwd(
+        *(t.flatten(0, 1) for t in (q, k, v)), seg, case.scale, (3, 0)
+    )
     assert torch.equal(thd.view(out.shape), out)
-    assert torch.equal(local._fa_ll_varlen_bwd(dout.flatten(0, 1), st, seg, case.scale, (3, 0))[0].view(out.shape), found[1])
+    assert torch.equal(
+        local._fa_ll_varlen_bwd(dout.flatten(0, 1), st, seg, case.scale, (3, 0))[0].view(out.shape),
+        found[1],
+    )
 
 
 def test_masks_and_groups() -> None:
     types = torch.tensor([[0, 1, 2, 0, 2, 2**32 + 1], [1, 1, 0, 1, 0, 0]])
-    assert cp.gemma4_vision_group_ids(types).tolist() == [[-1, 0, 0, -1, 1, -1], [0, 0, -1, 1, -1, -1]]
+    assert cp.gemma4_vision_group_ids(types).tolist() == [
+        [-1, 0, 0, -1, 1, -1],
+        [0, 0, -1, 1, -1, -1],
+    ]
     case = Case(window=4)
     ctx = ctx_of(case, 1, 2, None)
     i, j = torch.arange(6)[:, None], torch.arange(6)[None, :]
     allowed = mask(case)[0]
     assert torch.equal(cp._base_gemma4_cp_mask(ctx.module, ctx, i, j, 0), allowed[6:, :6])
     assert torch.equal(cp._base_gemma4_cp_mask(ctx.module, ctx, i, j, 6), allowed[6:, 6:])
-    assert cp._base_gemma4_cp_mask(ctx.module, ctx, 0, 5, 0) and not cp._base_gemma4_cp_mask(ctx.module, ctx, 0, 1, 6)
+    assert cp._base_gemma4_cp_mask(ctx.module, ctx, 0, 5, 0) and not cp._base_gemma4_cp_mask(
+        ctx.module, ctx, 0, 1, 6
+    )
 
 
 def test_small_parts() -> None:
     ids, pads = torch.tensor([[1, 2]]), torch.tensor([[False, True]])
     assert local._fold_pad(ids, None) is ids and local._fold_pad(ids, pads).tolist() == [[1, 0]]
     like = torch.ones(1)
-    assert {k: float(v) for k, v in local._owner_grad_dict({1: like}, 1, 4, 2, like).items()} == {1: 1, 0: 0, 3: 0}
+    assert {k: float(v) for k, v in local._owner_grad_dict({1: like}, 1, 4, 2, like).items()} == {
+        1: 1,
+        0: 0,
+        3: 0,
+    }
     assert cp._zero_if_none(None, like) == 0 and cp._zero_if_none(like, like) is like
     metadata = {"a": torch.ones(2, requires_grad=True), "b": None}
     detached, empty = cp._detach_metadata(metadata), cp._metadata_like(metadata)
@@ -305,7 +364,10 @@ def test_small_parts() -> None:
         local._scale_of(replace(ctx, module=SimpleNamespace()))
     out = cp._compiled_flex_attention(ctx.module)(ctx, ctx.key, ctx.value, ctx.metadata, 0)[0]
     assert torch.allclose(out, attend(Case(), *Case().inputs()[:3]), atol=1e-5)
-    k_nb, _, nb_ids, owners = local._concat_neighborhood(replace(ctx, cp_rank=1), [(1, ctx.key, ctx.value, {}), (0, ctx.key, ctx.value, {}), (3, ctx.key, ctx.value, {})])
+    k_nb, _, nb_ids, owners = local._concat_neighborhood(
+        replace(ctx, cp_rank=1),
+        [(1, ctx.key, ctx.value, {}), (0, ctx.key, ctx.value, {}), (3, ctx.key, ctx.value, {})],
+    )
     assert owners == [0, 1] and k_nb.shape[2] == 24 and nb_ids is None
 
 
@@ -320,7 +382,11 @@ def test_the_varlen_gate_depends_on_the_configuration() -> None:
 
 
 def exchanged(rank: int, size: int, group: Any) -> list[int]:
-    mine, got, far = torch.tensor([rank]), torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    mine, got, far = (
+        torch.tensor([rank]),
+        torch.zeros(1, dtype=torch.int64),
+        torch.zeros(1, dtype=torch.int64),
+    )
     cp._ring_exchange([(mine, got)], group, rank, size)
     cp._direct_exchange([(mine, far)], group, rank, (rank + 2) % size, (rank - 2) % size)
     return [int(got), int(far)]
@@ -334,7 +400,9 @@ class Attention(torch.nn.Module):
     sliding_window, scaling, is_causal = 4, 0.25, True
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: Any) -> torch.Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.25, enable_gqa=True)
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=0.25, enable_gqa=True
+        )
 
 
 def attached(rank: int, size: int, group: Any) -> list[torch.Tensor]:
@@ -345,10 +413,21 @@ def attached(rank: int, size: int, group: Any) -> list[torch.Tensor]:
     module.setup_cp_attention(torch.distributed.DeviceMesh.from_group(group, "cpu"))
     usual = torch.nn.functional.scaled_dot_product_attention
     leaves = [t.clone().requires_grad_() for t in (ctx.query, ctx.key, ctx.value)]
-    out = torch.utils.checkpoint.checkpoint(module, *leaves, _packed_seq_ids=ctx.metadata["_packed_seq_ids"], use_reentrant=False)
+    out = torch.utils.checkpoint.checkpoint(
+        module, *leaves, _packed_seq_ids=ctx.metadata["_packed_seq_ids"], use_reentrant=False
+    )
     assert torch.nn.functional.scaled_dot_product_attention is usual
     direct = module.run_cp_manual_attention(
-        ctx.query, ctx.key, ctx.value, group, None, 0.0, True, 0.25, True, {"_packed_seq_ids": ctx.metadata["_packed_seq_ids"]}
+        ctx.query,
+        ctx.key,
+        ctx.value,
+        group,
+        None,
+        0.0,
+        True,
+        0.25,
+        True,
+        {"_packed_seq_ids": ctx.metadata["_packed_seq_ids"]},
     )
     assert torch.equal(direct, out)
     with pytest.raises(NotImplementedError, match="attn_mask.*dropout_p"):
@@ -370,7 +449,9 @@ def test_fsdp_guard_skips_parameters_without_a_gradient(monkeypatch: pytest.Monk
 
     parameter: Any = _fsdp_param.FSDPParam
     name, seen = "to_accumulated_grad_if_needed", []
-    monkeypatch.setattr(parameter, name, lambda self: seen.append(self._unsharded_param), raising=False)
+    monkeypatch.setattr(
+        parameter, name, lambda self: seen.append(self._unsharded_param), raising=False
+    )
     cp._patch_fsdp_accumulated_grad_guard()
     guarded = getattr(parameter, name)
     guarded(SimpleNamespace())

@@ -1,7 +1,7 @@
 """Small inputs that break attention rings, with the right answers, on 1 to 4 processes.
 
-MP: Q = K = 0 and V[j] = unit vector e_j, so a row of the output is 1/n on exactly the n keys that it
-sees. GP: Q = K = 0 and a gradient of ones, so dV[j] is the sum of 1/n over the rows that see j.
+MP: Q = K = 0 and V[j] = unit vector e_j, so a row of the output is 1/n on exactly the n keys that
+it sees. GP: Q = K = 0 and a gradient of ones, so dV[j] is the sum of 1/n over the rows that see j.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+
+import ringattn
 import world
 from reference import Case, assert_close, plain, truth
 from ring import cut, layer_of, run_case, step_of, whole_of
-
-import ringattn
 
 SIZES = [1, 2, 3, 4]
 
@@ -57,7 +57,9 @@ def test_p17_window_reaches_every_shard(size: int) -> None:
         ({"vision": "within_window", "window": 0}, [1, 2, 3, 4, 5, 6, 7, 8]),
     ],
 )
-def test_p18_image_longer_than_the_window(size: int, changes: dict[str, Any], counts: list[int]) -> None:
+def test_p18_image_longer_than_the_window(
+    size: int, changes: dict[str, Any], counts: list[int]
+) -> None:
     case = probe_case(seq=8, types=[[0] + [1] * 6 + [0]], **changes)
     seen, _ = whole_of(case, world.run(size, probe, case))
     assert seen.flatten().tolist() == counts
@@ -86,8 +88,12 @@ def test_p20_flag_without_metadata_is_causal_and_said(caplog: pytest.LogCaptureF
 def padded_row(rank: int, size: int, group: Any, poison: bool) -> list[torch.Tensor]:
     """P04: rows 0 to 2 of one document; row 3 is padding full of NaN, or is not there at all."""
     layer = layer_of(Case(head_dim=8))
-    cuts = [[[(0, 4)]], [[(0, 2)], [(2, 2)]], [[(0, 1)], [(1, 2)], [(3, 1)]],
-            [[(0, 1)], [(1, 1)], [(2, 1)], [(3, 1)]]][size - 1]
+    cuts = [
+        [[(0, 4)]],
+        [[(0, 2)], [(2, 2)]],
+        [[(0, 1)], [(1, 2)], [(3, 1)]],
+        [[(0, 1)], [(1, 1)], [(2, 1)], [(3, 1)]],
+    ][size - 1]
     if not poison:
         cuts = [[(s, min(s + c, 3) - s) for s, c in runs if s < 3] for runs in cuts]
     random = torch.Generator().manual_seed(4)
@@ -166,7 +172,9 @@ def test_p09_gradients_have_the_input_dtype(dtype: torch.dtype) -> None:
 def test_p13_padding_mask_is_bool() -> None:
     with ringattn.Context(layers=[layer_of(Case())]) as context:
         for dtype in (torch.int64, torch.float32, torch.uint8):
-            with pytest.raises(TypeError, match="padding_mask: dtype .*, expected bool, true = padding"):
+            with pytest.raises(
+                TypeError, match="padding_mask: dtype .*, expected bool, true = padding"
+            ):
                 context.step(padding_mask=torch.zeros(1, 8, dtype=dtype))
         with pytest.raises(TypeError, match="packed_seq_ids: dtype"):
             context.step(packed_seq_ids=torch.ones(1, 8))
@@ -181,16 +189,20 @@ def disagree(rank: int, size: int, group: Any, how: str) -> tuple[str, str, floa
     last = rank == size - 1
     start = time.monotonic()
     try:
-        layer = layer_of(Case(window=5 if how == "layers" and last else 4,
-                              vision="over_window" if how == "vision" and last else "off"))
+        layer = layer_of(
+            Case(
+                window=5 if how == "layers" and last else 4,
+                vision="over_window" if how == "vision" and last else "off",
+            )
+        )
         with ringattn.Context(group, layers=[layer], timeout_ms=20_000) as context:
             seq, layout = 4, "contiguous"
             if how == "runs":
-                layout = [[(r * 4, 4)] for r in range(size)]  # type: ignore[assignment]
-                layout[-1] = [(4 * size - 3, 4)]  # type: ignore[index]
-                layout = layout if last else [[(r * 4, 4)] for r in range(size)]  # type: ignore[assignment]
+                layout = [[(r * 4, 4)] for r in range(size)]
+                layout[-1] = [(4 * size - 3, 4)]
+                layout = layout if last else [[(r * 4, 4)] for r in range(size)]
             mask = torch.zeros(1, seq, dtype=torch.int64 if how == "types" and last else torch.bool)
-            step = context.step((1, seq), padding_mask=mask, layout=layout)  # type: ignore[arg-type]
+            step = context.step((1, seq), padding_mask=mask, layout=layout)
             longer = seq + 2 if how == "shape" and last else seq
             q = torch.zeros(1, 4, longer, 16)
             dtype = torch.float64 if how == "dtype" and last else torch.float32
@@ -291,8 +303,18 @@ def test_p06_p26_recompute_and_shared_tensors(how: str, size: int) -> None:
 @pytest.mark.parametrize("size", [1, 2])
 def test_p27_bf16_under_a_sliding_mask(size: int) -> None:
     for seed in range(25):
-        case = Case(rows=2, seq=24, q_heads=1, kv_heads=1, head_dim=256, scale=1 / 16, window=9,
-                    dtype=torch.bfloat16, seed=seed, pads=[[False] * 20 + [True] * 4, [False] * 24])
+        case = Case(
+            rows=2,
+            seq=24,
+            q_heads=1,
+            kv_heads=1,
+            head_dim=256,
+            scale=1 / 16,
+            window=9,
+            dtype=torch.bfloat16,
+            seed=seed,
+            pads=[[False] * 20 + [True] * 4, [False] * 24],
+        )
         ours = whole_of(case, world.run(size, run_case, case))
         for name, a, b, c in zip(("out", "dq", "dk", "dv"), ours, plain(case), truth(case)):
             assert_close(f"seed {seed}: {name}", a, b, c)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 import world
 from reference import Case, assert_close, plain, truth
 from ring import run_case, whole_of
@@ -11,12 +12,18 @@ from ring import run_case, whole_of
 CASES = {
     "global": Case(),
     "not_causal": Case(causal=False, seed=3),
-    "documents": Case(rows=2, seq=13, docs=[[1] * 5 + [9] * 5 + [1] * 3, [2] * 7 + [0] * 2 + [3] * 4]),
+    "documents": Case(
+        rows=2, seq=13, docs=[[1] * 5 + [9] * 5 + [1] * 3, [2] * 7 + [0] * 2 + [3] * 4]
+    ),
     "padding": Case(rows=2, pads=[[False] * 9 + [True] * 3, [True] * 4 + [False] * 8]),
     "sliding": Case(seq=17, window=5, docs=[[1] * 10 + [2] * 7]),
     "zigzag": Case(seq=19, layout="zigzag", docs=[[1] * 8 + [2] * 11]),
-    "images_within": Case(seq=16, window=4, vision="within_window", types=[[0] * 3 + [1, 1, 2, 1] + [0] * 4 + [1] * 5]),
-    "images_over": Case(seq=16, window=4, vision="over_window", types=[[0] * 2 + [1] * 7 + [0] * 7]),
+    "images_within": Case(
+        seq=16, window=4, vision="within_window", types=[[0] * 3 + [1, 1, 2, 1] + [0] * 4 + [1] * 5]
+    ),
+    "images_over": Case(
+        seq=16, window=4, vision="over_window", types=[[0] * 2 + [1] * 7 + [0] * 7]
+    ),
     "fewer_tokens_than_ranks": Case(seq=3),
     "one_token": Case(seq=1),
     "gqa_8": Case(q_heads=8, kv_heads=1, head_dim=24),

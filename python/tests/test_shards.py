@@ -18,13 +18,13 @@ def test_there_and_back(layout: str, size: int) -> None:
     if layout == "runs":
         ends = [13 * r // size for r in range(size + 1)]
         pieces = [[(a, b - a)] for a, b in zip(ends, ends[1:])]
-        chosen = pieces[1:] + pieces[:1]  # type: ignore[assignment]
+        chosen = pieces[1:] + pieces[:1]
     whole = torch.arange(2 * seq).view(2, seq)
-    parts = [ringattn.shard(whole, r, size, chosen) for r in range(size)]  # type: ignore[arg-type]
-    positions = [ringattn.position_ids(r, size, seq, chosen) for r in range(size)]  # type: ignore[arg-type]
+    parts = [ringattn.shard(whole, r, size, chosen) for r in range(size)]
+    positions = [ringattn.position_ids(r, size, seq, chosen) for r in range(size)]
     for part, position in zip(parts, positions):
         assert torch.equal(part[0], position)
-    assert torch.equal(ringattn.unshard(parts, chosen), whole)  # type: ignore[arg-type]
+    assert torch.equal(ringattn.unshard(parts, chosen), whole)
 
 
 def test_known_runs() -> None:
@@ -33,7 +33,7 @@ def test_known_runs() -> None:
     assert ringattn.shard_runs(0, 2, 8, "zigzag") == [(0, 2), (6, 2)]
     assert ringattn.shard_runs(3, 4, 2) == []
     with pytest.raises(ValueError, match="layout"):
-        ringattn.shard_runs(0, 1, 2, "spiral")  # type: ignore[arg-type]
+        ringattn.shard_runs(0, 1, 2, "spiral")
     with pytest.raises(ValueError, match="rank"):
         ringattn.shard_runs(2, 2, 2)
 

@@ -1,7 +1,7 @@
 """A tiny Gemma 4 over 1, 2 and 4 processes against transformers' own eager attention.
 
-The logits and the gradients of all parameters must be within twice the error that eager attention of
-the same dtype has against float64.
+The logits and the gradients of all parameters must be within twice the error that eager attention
+of the same dtype has against float64.
 """
 
 from __future__ import annotations
@@ -13,16 +13,21 @@ from unittest import mock
 
 import pytest
 import torch
-import world
 
 import ringattn
+import world
 
 transformers = pytest.importorskip("transformers")
 
 SEQ, VOCABULARY = 24, 64
 BATCHES = {
     "plain": {},
-    "packed": {"positions": [list(range(9)) + list(range(7)) + list(range(8)), list(range(20)) + list(range(4))]},
+    "packed": {
+        "positions": [
+            list(range(9)) + list(range(7)) + list(range(8)),
+            list(range(20)) + list(range(4)),
+        ]
+    },
     "padded": {"keep": [[1] * 24, [0] * 5 + [1] * 19]},
     "packed_and_padded": {"docs": [[1] * 10 + [2] * 11 + [0] * 3, [4] * 24]},
     "images": {"types": [[0] * 5 + [1] * 12 + [0] * 3 + [2] * 4, [0] * 24]},
@@ -60,7 +65,12 @@ def tiny(implementation: str, dtype: torch.dtype, images: bool, shared: int = 2)
 def batch_of(name: str) -> dict[str, torch.Tensor]:
     random = torch.Generator().manual_seed(5)
     ids = torch.randint(3, VOCABULARY, (2, SEQ), generator=random)
-    names = {"positions": "position_ids", "keep": "attention_mask", "docs": "packed_seq_ids", "types": "mm_token_type_ids"}
+    names = {
+        "positions": "position_ids",
+        "keep": "attention_mask",
+        "docs": "packed_seq_ids",
+        "types": "mm_token_type_ids",
+    }
     return {"input_ids": ids, "labels": ids} | {
         names[k]: torch.tensor(v) for k, v in BATCHES[name].items()
     }
@@ -75,7 +85,9 @@ def eager_masks(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.T
     same = torch.ones(2, SEQ, SEQ, dtype=torch.bool)
     docs = batch.get("packed_seq_ids")
     if "position_ids" in batch:
-        docs = (batch["position_ids"].diff(prepend=batch["position_ids"][:, :1] - 1) != 1).cumsum(1) + 1
+        docs = (batch["position_ids"].diff(prepend=batch["position_ids"][:, :1] - 1) != 1).cumsum(
+            1
+        ) + 1
     if docs is not None:
         same, real = docs[:, :, None] == docs[:, None, :], docs > 0
     if "attention_mask" in batch:
@@ -84,7 +96,8 @@ def eager_masks(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.T
     masks = {"full_attention": allowed, "sliding_attention": allowed & (age < 6)}
     least = torch.finfo(model.dtype).min
     return {
-        k: torch.zeros(m.shape, dtype=model.dtype).masked_fill(~m, least)[:, None] for k, m in masks.items()
+        k: torch.zeros(m.shape, dtype=model.dtype).masked_fill(~m, least)[:, None]
+        for k, m in masks.items()
     }
 
 
@@ -105,8 +118,15 @@ def real_rows(batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return batch.get("attention_mask", torch.ones(2, SEQ)) > 0
 
 
-def exact_attention(module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-                    attention_mask: torch.Tensor, scaling: float, **_: Any) -> tuple[torch.Tensor, None]:
+def exact_attention(
+    module: Any,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attention_mask: torch.Tensor,
+    scaling: float,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
     """Eager attention without its float32 softmax."""
     k, v = (t.repeat_interleave(module.num_key_value_groups, 1) for t in (k, v))
     weights = (q @ k.transpose(2, 3) * scaling + attention_mask).softmax(-1)
@@ -152,8 +172,8 @@ def loss_of(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def shared_layers(how: str) -> int:
-    """Shared K and V reach later layers beside the arguments of a layer, where the reentrant kind of
-    checkpoint loses their gradients, whatever the attention."""
+    """Shared K and V reach later layers beside the arguments of a layer, where the reentrant kind
+    of checkpoint loses their gradients, whatever the attention."""
     return 0 if how == "reentrant" else 2
 
 
@@ -167,7 +187,7 @@ def ours(
         model.gradient_checkpointing_enable({"use_reentrant": how == "reentrant"})
     ring = ringattn.Ring(model, group, timeout_ms=60_000)
     whole = {k: v for k, v in batch.items() if k != "labels"}
-    inputs = ring.prepare(**whole, layout=layout)  # type: ignore[arg-type]
+    inputs = ring.prepare(**whole, layout=layout)
     if how == "sharded_loader":
         local = {k: ringattn.shard(v, rank, size) for k, v in whole.items() if k != "input_ids"}
         inputs["ringattn_step"] = ring.step(tuple(inputs["input_ids"].shape), **local)
@@ -177,7 +197,7 @@ def ours(
         for i, layer in enumerate(model.model.layers):
             model.model.layers[i] = torch.compile(layer, backend="aot_eager")
     logits = model(**inputs).logits
-    target = ringattn.shard(targets_of(batch), rank, size, layout)  # type: ignore[arg-type]
+    target = ringattn.shard(targets_of(batch), rank, size, layout)
     loss_of(logits, target).backward()
     gradients = {
         n.replace("_orig_mod.", ""): torch.zeros_like(p) if p.grad is None else p.grad
@@ -192,8 +212,10 @@ def compare(name: str, dtype: torch.dtype, size: int, layout: str, how: str) -> 
     logits, exact = eager(name, torch.float64, shared_layers(how))
     usual_logits, usual = eager(name, dtype, shared_layers(how))
     rows = real_rows(batch_of(name))
-    found = ringattn.unshard([r[0] for r in ranks], layout)  # type: ignore[arg-type]
-    assert_no_worse({"logits": found[rows]}, {"logits": usual_logits[rows]}, {"logits": logits[rows]})
+    found = ringattn.unshard([r[0] for r in ranks], layout)
+    assert_no_worse(
+        {"logits": found[rows]}, {"logits": usual_logits[rows]}, {"logits": logits[rows]}
+    )
     summed = {n: torch.stack([r[1][n].double() for r in ranks]).sum(0) for n in exact}
     assert_no_worse(summed, usual, exact)
 
@@ -202,7 +224,8 @@ Tensors = dict[str, torch.Tensor]
 
 
 def assert_no_worse(found: Tensors, usual: Tensors, exact: Tensors) -> None:
-    """Errors relative to the largest element of their tensor: the worst and the root mean square."""
+    """Errors relative to the largest element of their tensor: the worst and the root mean
+    square."""
 
     def relative(tensors: Tensors) -> torch.Tensor:
         parts = [
@@ -256,10 +279,10 @@ def sharded_parameters(rank: int, size: int, group: Any) -> dict[str, torch.Tens
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    inputs = ring.prepare(**{k: v for k, v in batch.items() if k != "labels"})  # type: ignore[arg-type]
+    inputs = ring.prepare(**{k: v for k, v in batch.items() if k != "labels"})
     target = ringattn.shard(targets_of(batch), rank, size)
     loss_of(model(**inputs).logits, target).backward()
-    result = {n: p.grad.full_tensor() * size for n, p in model.named_parameters()}  # type: ignore[union-attr, operator]
+    result = {n: p.grad.full_tensor() * size for n, p in model.named_parameters()}
     ring.close()
     return result
 
@@ -275,7 +298,7 @@ def trained(rank: int, size: int, group: Any) -> float:
     ringattn.register()
     model = tiny("ringattn", torch.float32, False)
     ring = ringattn.Ring(model, group)
-    loss = model(**ring.prepare(**batch_of("packed"))).loss  # type: ignore[arg-type]
+    loss = model(**ring.prepare(**batch_of("packed"))).loss
     ring.close()
     return float(loss)
 
@@ -302,12 +325,22 @@ def test_refusals_name_the_option() -> None:
     q = torch.zeros(2, 4, SEQ, 16)
     with pytest.raises(ringattn.UnsupportedError) as caught:
         ringattn.transformers.attention_forward(
-            model, q, q, q, None, dropout=0.1, softcap=30.0, s_aux=torch.zeros(4), ringattn_step=inputs["ringattn_step"]
+            model,
+            q,
+            q,
+            q,
+            None,
+            dropout=0.1,
+            softcap=30.0,
+            s_aux=torch.zeros(4),
+            ringattn_step=inputs["ringattn_step"],
         )
     for option in ("dropout", "softcap", "sinks"):
         assert option in str(caught.value)
     with pytest.raises(ValueError, match="expected one of the step's layers"):
-        ringattn.transformers.attention_forward(model, q, q, q, None, scaling=2.0, ringattn_step=inputs["ringattn_step"])
+        ringattn.transformers.attention_forward(
+            model, q, q, q, None, scaling=2.0, ringattn_step=inputs["ringattn_step"]
+        )
     with pytest.raises(ValueError, match='no attention module uses "ringattn"'):
         ringattn.Ring(tiny("eager", torch.float32, False))
     model.config.attention_dropout = 0.1
@@ -317,8 +350,14 @@ def test_refusals_name_the_option() -> None:
 
 def other_model(implementation: str) -> Any:
     config = transformers.MistralConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=8, sliding_window=7,
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=7,
         attn_implementation=implementation,
     )
     torch.manual_seed(3)
@@ -329,13 +368,19 @@ def other(rank: int, size: int, group: Any) -> torch.Tensor:
     ringattn.register()
     model = other_model("ringattn")
     ring = ringattn.Ring(model, group)
-    logits = model(**ring.prepare(batch_of("packed")["input_ids"], position_ids=batch_of("packed")["position_ids"])).logits
+    logits = model(
+        **ring.prepare(
+            batch_of("packed")["input_ids"], position_ids=batch_of("packed")["position_ids"]
+        )
+    ).logits
     ring.close()
     return logits.detach()
 
 
 def test_another_model() -> None:
     batch = batch_of("packed")
-    expected = other_model("eager")(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
+    expected = other_model("eager")(
+        input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False
+    ).logits
     found = torch.cat(world.run(2, other), 1)
     assert torch.allclose(found, expected, atol=1e-5)

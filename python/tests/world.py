@@ -13,8 +13,9 @@ import os
 import socket
 import time
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
-from typing import Any, Callable
+from typing import Any
 
 RANKS = 4
 TIME_LIMIT = 120.0
@@ -66,8 +67,9 @@ class World:
             pipe.close()
         self.ranks = []
 
-    def run(self, size: int, function: Callable[..., Any], arguments: tuple[Any, ...],
-            limit: float) -> list[Any]:
+    def run(
+        self, size: int, function: Callable[..., Any], arguments: tuple[Any, ...], limit: float
+    ) -> list[Any]:
         pipes = [pipe for _, pipe in self.ranks[:size]]
         for pipe in pipes:
             pipe.send((size, function, arguments))
@@ -93,7 +95,9 @@ class World:
 _world: World | None = None
 
 
-def run(size: int, function: Callable[..., Any], *arguments: Any, limit: float = TIME_LIMIT) -> list[Any]:
+def run(
+    size: int, function: Callable[..., Any], *arguments: Any, limit: float = TIME_LIMIT
+) -> list[Any]:
     """What function(rank, size, group, *arguments) returned on each of size ranks."""
     global _world
     if _world is None or not _world.ranks:

@@ -49,6 +49,12 @@ typedef struct ra_grad_job {
     ra_tensor dv[RA_SOURCE_COUNT];
 } ra_grad_job;
 
+/* Where the gradients of a job go that is all of a backward: its keys are all of source
+ * RA_SOURCE_OWN, its sums hold nothing before and are scratch. */
+typedef struct ra_grad_results {
+    ra_tensor dq, dk, dv; /* [B, Hq, S, D], [B, Hkv, S, D] twice, dtype of q */
+} ra_grad_results;
+
 /* Moments of the computation that a transport waits for: one for each task that can be posted. */
 typedef enum ra_mark {
     RA_MARK_COLLECT, /* and the next: by parity of the hop */
@@ -56,8 +62,8 @@ typedef enum ra_mark {
     RA_MARK_COUNT = RA_MARK_ROUTE + 2,
 } ra_mark;
 
-/* fold, grad, fill, cast and row_dot may return before they are done; they run in the order of
- * their calls, on the stream given last. */
+/* fold, grad, grad_whole, fill, cast and row_dot may return before they are done; they run in the
+ * order of their calls, on the stream given last. */
 typedef struct ra_backend_ops {
     const char *name;
     void (*use_stream)(void *self, ra_stream stream);
@@ -80,6 +86,9 @@ typedef struct ra_backend_ops {
                          const ra_tensor *dot); /* f32 sum over D */
     const char *(*level)(void *self);
     void (*close)(void *self);
+    /* Instead of zeroed sums, grad and three casts; writes every element of the results. NULL if
+     * the backend gains nothing by that. */
+    ra_status (*grad_whole)(void *self, const ra_grad_job *job, const ra_grad_results *to);
 } ra_backend_ops;
 
 struct ra_backend {

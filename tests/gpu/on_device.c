@@ -83,7 +83,8 @@ static size_t place_of(const device_copy *copy, int i)
 {
     size_t at = 0;
     for (int j = 0; j < i; j++) {
-        at += copy->shared[j] ? 0 : (copy->bytes[j] + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+        size_t bytes = copy->owner[j] == j ? copy->bytes[j] : 0;
+        at += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     }
     return at;
 }
@@ -94,48 +95,56 @@ static int owner_of(device_copy *copy, int i)
     for (int j = 0; j < i; j++) {
         if (copy->bytes[i] > 0 && copy->bytes[j] > 0 && copy->host_data[j] == copy->host_data[i]) {
             copy->bytes[j] = copy->bytes[j] > copy->bytes[i] ? copy->bytes[j] : copy->bytes[i];
-            copy->shared[i] = true;
             return j;
         }
     }
     return i;
 }
 
+/* All copies at once: several processes may share the device, and every transfer waits its turn. */
 ra_status device_copy_put(device_copy *copy, ra_tensor *const *tensors, int count)
 {
-    int owner[DEVICE_TENSORS_MAX];
     *copy = (device_copy){.count = count};
     for (int i = 0; i < count; i++) {
         copy->host[i] = tensors[i];
         copy->host_data[i] = tensors[i]->data;
         copy->bytes[i] = extent_bytes(tensors[i]);
-        owner[i] = owner_of(copy, i);
+        copy->owner[i] = owner_of(copy, i);
     }
-    RA_TRY(ra_cuda_alloc(0, place_of(copy, count) + ALIGNMENT, &copy->memory));
+    copy->total = place_of(copy, count) + ALIGNMENT;
+    copy->staging = calloc(1, copy->total);
+    if (!copy->staging) {
+        return RA_FAIL(RA_E_NOMEM, "staging memory");
+    }
     for (int i = 0; i < count; i++) {
-        if (copy->bytes[i] == 0) {
-            continue;
+        if (copy->bytes[i] > 0 && copy->owner[i] == i) {
+            memcpy(copy->staging + place_of(copy, i), copy->host_data[i], copy->bytes[i]);
         }
-        copy->data[i] = (char *)copy->memory + place_of(copy, owner[i]);
-        if (!copy->shared[i]) {
-            RA_TRY(ra_cuda_copy(copy->data[i], copy->host_data[i], copy->bytes[i], (ra_stream){0}));
-        }
-        tensors[i]->data = copy->data[i];
     }
-    return RA_OK;
+    RA_TRY(ra_cuda_alloc(0, copy->total, &copy->memory));
+    for (int i = 0; i < count; i++) {
+        if (copy->bytes[i] > 0) {
+            tensors[i]->data = (char *)copy->memory + place_of(copy, copy->owner[i]);
+        }
+    }
+    return ra_cuda_copy(copy->memory, copy->staging, copy->total, (ra_stream){0});
 }
 
 ra_status device_copy_get(device_copy *copy)
 {
     ra_status status = RA_OK;
+    if (copy->memory) {
+        status = ra_cuda_copy(copy->staging, copy->memory, copy->total, (ra_stream){0});
+    }
     for (int i = 0; i < copy->count; i++) {
-        if (copy->data[i] && !copy->shared[i] && !status) {
-            status =
-                ra_cuda_copy(copy->host_data[i], copy->data[i], copy->bytes[i], (ra_stream){0});
+        bool back = copy->memory && !status && copy->bytes[i] > 0 && copy->owner[i] == i;
+        if (back) {
+            memcpy(copy->host_data[i], copy->staging + place_of(copy, i), copy->bytes[i]);
         }
         copy->host[i]->data = copy->host_data[i];
     }
     ra_cuda_free(copy->memory);
+    free(copy->staging);
     return status;
 }
 

@@ -30,11 +30,13 @@ ra_plain_sum device_sum(const ra_layer *layer);
 enum { DEVICE_TENSORS_MAX = 16 };
 typedef struct device_copy {
     int count;
-    void *memory;
+    void *memory;  /* of the device */
+    char *staging; /* its image */
+    size_t total;
     ra_tensor *host[DEVICE_TENSORS_MAX]; /* the caller's, as they were */
-    void *host_data[DEVICE_TENSORS_MAX], *data[DEVICE_TENSORS_MAX];
+    void *host_data[DEVICE_TENSORS_MAX];
     size_t bytes[DEVICE_TENSORS_MAX];
-    bool shared[DEVICE_TENSORS_MAX]; /* the copy is that of an earlier tensor */
+    int owner[DEVICE_TENSORS_MAX]; /* the tensor whose copy it shares, or itself */
 } device_copy;
 
 /* Makes each tensor point to its copy; those without data or elements stay. Equal addresses share

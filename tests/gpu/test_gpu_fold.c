@@ -236,10 +236,10 @@ static void test_resume(void **state)
 static void test_same_bits(void **state)
 {
     (void)state;
-    for (int i = 0; i < 3 * TARGETS; i++) {
+    for (int64_t i = 0; i < support_steps(3 * TARGETS); i++) {
         rng r = rng_of(support_seed() + (uint64_t)i);
         const target *t = &targets[i % TARGETS];
-        support_limit(120, "%s, same bits %d", t->kernel->name, i);
+        support_limit(120, "%s, same bits %lld", t->kernel->name, (long long)i);
         cover_case c = cover_random(&r, shape_of(&r, t), 400);
         rng again = r;
         ra_fold_job first = new_job(&r, &c, &c.cover), second = new_job(&again, &c, &c.cover);

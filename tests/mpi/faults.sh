@@ -11,10 +11,18 @@ trap 'rm -rf "$work"' EXIT
 failures=0
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
-# Options with which a killed process does not take the others along.
+# Options with which a killed process does not take the others along. MPICH's launcher looks at how
+# its own child ends, so there a shell stands between.
+shell=()
+no_kill_at=
 case $("$mpirun" --version 2>&1) in
-*'Open MPI'*) options=(--oversubscribe --enable-recovery) ;;
-*HYDRA*) options=(-disable-auto-cleanup) ;;
+*'Open MPI'* | *OpenRTE*) options=(--oversubscribe --enable-recovery) ;;
+*HYDRA*)
+    options=(-disable-auto-cleanup)
+    no_kill_at='n/a: UCX below MPICH aborts a process whose peer is killed in the middle of a copy'
+    # shellcheck disable=SC2016 # expanded by that shell
+    shell=(bash -c 'trap "" USR1; "$0" "$@"; true')
+    ;;
 *)
     echo "SKIPPED: killing a rank is n/a: this mpirun has no known option to let survivors live"
     exit 77
@@ -22,9 +30,9 @@ case $("$mpirun" --version 2>&1) in
 esac
 
 world() { # world RANKS FAULT PHASE MOMENT CALL
-    local ranks=$1 fault=$2 dir=$work/$1-$2-$3-$4-$5 rank bad= worst=0 parked=0 line
+    local ranks=$1 fault=$2 dir=$work/$1-$2-$3-$4-$5 rank bad='' worst=0 parked=0 line
     mkdir "$dir"
-    timeout 60 "$mpirun" "${options[@]}" -n "$ranks" "$program" "$dir" "${@:2}" \
+    timeout -s KILL 60 "$mpirun" "${options[@]}" -n "$ranks" "${shell[@]}" "$program" "$dir" "${@:2}" \
         >"$dir/log" 2>&1
     for ((rank = 0; rank < ranks; rank++)); do
         [ "$fault" = kill ] && [ $rank = 1 ] && continue
@@ -51,14 +59,18 @@ world 2 none forward before 1
 for fault in $faults; do
     for phase in forward backward; do
         for moment in before at after; do
-            world 2 $fault $phase $moment 1
+            if [ "$fault $moment" = 'kill at' ] && [ -n "$no_kill_at" ]; then
+                echo "kill   $phase at: $no_kill_at"
+                continue
+            fi
+            world 2 "$fault" $phase $moment 1
         done
     done
 done
 world 3 none forward before 1
 for fault in $faults; do # the last exchange of a call: what follows it is found by the next call
-    world 3 $fault forward after 2
-    world 3 $fault backward before 2
+    world 3 "$fault" forward after 2
+    world 3 "$fault" backward before 2
 done
 echo "link cut: n/a: processes of one host exchange through memory, which cannot be cut"
 echo "faults: $failures failed"

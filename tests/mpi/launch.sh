@@ -8,7 +8,7 @@ shift 2
 command -v "$mpirun" >/dev/null || { echo "SKIPPED: no mpirun here ($mpirun)"; exit 77; }
 
 options=()
-if "$mpirun" --version 2>&1 | grep -q 'Open MPI'; then
+if "$mpirun" --version 2>&1 | grep -Eq 'Open MPI|OpenRTE'; then
     options=(--oversubscribe)
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi

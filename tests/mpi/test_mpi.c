@@ -239,6 +239,32 @@ static void same_bits_as_threads(void **state)
     }
 }
 
+/* All memory of a comm goes with it. Exchanges on this thread, whose allocations are counted. */
+static void nothing_leaks(void **state)
+{
+    (void)state;
+    ra_alloc_probe probe = {0}, *before = ra_alloc_watch(&probe);
+    problem p;
+    rng r = rng_of(support_seed());
+    world_options o = {.ctx = {.no_overlap = true}};
+    answer a;
+    rank_report report = {.status = RA_OK};
+    support_limit(60, "memory of a comm");
+    problem_create(&p, layer_of(1, 1, 512, RA_F32), 1, 1536); /* messages of several pieces */
+    problem_fill_unit(&p, &r);
+    layout l = layout_contiguous(world_size, p.seq);
+    answer_create(&a, &p, RA_F32, RA_F32, false);
+    ra_comm *comm = open_world();
+    rank_run(comm, &p, &l, &o, world_rank, &a, &report);
+    assert_int_equal(report.status, RA_OK);
+    ra_comm_close(comm);
+    answer_free(&a, false);
+    problem_free(&p);
+    ra_alloc_watch(before);
+    assert_true(atomic_load(&probe.peak_bytes) > 0);
+    assert_true(atomic_load(&probe.live_bytes) == 0);
+}
+
 /* ---- failures that every process survives ---------------------------------------------------- */
 
 static void sleep_ms(int ms)
@@ -418,15 +444,11 @@ int main(int argc, char **argv)
     support_start(1, argv);
     const struct CMUnitTest refused[] = {cmocka_unit_test(funneled)};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(exchanges),
-        cmocka_unit_test(gathers),
-        cmocka_unit_test(past_two_gibibytes),
-        cmocka_unit_test(same_bits_as_threads),
-        cmocka_unit_test(different_lengths),
-        cmocka_unit_test(told_and_late),
-        cmocka_unit_test(abort_from_another_thread),
-        cmocka_unit_test(sub_communicator),
-        cmocka_unit_test(bad_arguments),
+        cmocka_unit_test(exchanges),          cmocka_unit_test(gathers),
+        cmocka_unit_test(past_two_gibibytes), cmocka_unit_test(same_bits_as_threads),
+        cmocka_unit_test(nothing_leaks),      cmocka_unit_test(different_lengths),
+        cmocka_unit_test(told_and_late),      cmocka_unit_test(abort_from_another_thread),
+        cmocka_unit_test(sub_communicator),   cmocka_unit_test(bad_arguments),
     };
     int failures = level == MPI_THREAD_FUNNELED ? cmocka_run_group_tests(refused, NULL, NULL)
                                                 : cmocka_run_group_tests(tests, NULL, NULL);

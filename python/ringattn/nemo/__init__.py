@@ -1,5 +1,5 @@
-"""The documented names of NVIDIA NeMo AutoModel's gemma4_moe.cp_attention and cp_local_ring, on top of
-this library: a NeMo user swaps an import.
+"""The documented names of NVIDIA NeMo AutoModel's gemma4_moe.cp_attention and cp_local_ring, on top
+of this library: a NeMo user swaps an import.
 
     from ringattn.nemo import cp_attention, cp_local_ring
 """

@@ -58,15 +58,14 @@ def varlen_forward(
     window: int = 0,
     window_right: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out [T, Hq, D] and lse [Hq, T]; causal and window are aligned to each document's last token."""
+    """out [T, Hq, D] and lse [Hq, T]; causal and window are aligned to each document's last
+    token."""
     q, k, v = (host(t).contiguous() for t in (q_pack, k_pack, v_pack))
     out, lse = torch.empty_like(q), torch.empty(q.shape[1], q.shape[0])
     layer = _layer(q, k, scale, causal, window, window_right).to_c()
     lens, _kept = _lengths(seg)
     named = (("q_pack", q), ("k_pack", k), ("v_pack", v), ("out", out))
-    io = _c.ForwardIo.from_buffer_copy(
-        forward_io([*((n, as_thd(t)) for n, t in named), ("lse", lse[None, :, :, None])])
-    )
+    io = _c.ForwardIo.from_buffer_copy(forward_io([(n, as_thd(t)) for n, t in named], lse[None]))
     backend = shared_backend(torch.device("cpu"))
     _c.check(
         _c.lib.ra_varlen_forward(
@@ -100,7 +99,8 @@ def varlen_backward(
     wanted = zip(("grad_out_pack", "dq", "dk", "dv"), (dout, *gradients))
     io = _c.BackwardIo.from_buffer_copy(
         backward_io(
-            [*((n, as_thd(t)) for n, t in named), ("lse_pack", lse[None, :, :, None])],
+            [(n, as_thd(t)) for n, t in named],
+            lse[None],
             [(n, as_thd(t)) for n, t in wanted],
         )
     )
@@ -135,10 +135,11 @@ def masked_chunk(
     q_types: torch.Tensor | None = None,
     k_types: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and lse [B, Hq, Sq] of a query shard on one chunk of keys, both at their global positions.
+    """out and lse [B, Hq, Sq] of a query shard on one chunk of keys, both at their global
+    positions.
 
-    ids: document ids, <= 0 is padding. Another rank's chunk becomes one row with the shard, in which
-    the shard's own keys are pushed out of every softmax by eight further channels.
+    ids: document ids, <= 0 is padding. Another rank's chunk becomes one row with the shard, in
+    which the shard's own keys are pushed out of every softmax by eight further channels.
     """
     if q_start == k_start:
         with Context(layers=[layer]) as context:

@@ -1,8 +1,8 @@
 """Drop-in for nemo_automodel.components.models.gemma4_moe.cp_attention: its documented names.
 
 The work is done by the library: whole calls by its ring, parts by its building blocks. Where the
-original is known to be wrong this module is right: see docs/pytorch.md. Private names are here because
-programs use them.
+original is known to be wrong this module is right: see docs/pytorch.md. Private names are here
+because programs use them.
 """
 
 from __future__ import annotations
@@ -68,12 +68,15 @@ def _cached_block_mask(key: Any, build: Callable[[], Any]) -> Any:
 
 
 def gemma4_vision_group_ids(mm_token_type_ids: torch.Tensor) -> torch.Tensor:
-    """Block numbers of vision tokens of whole rows, -1 elsewhere. A shard alone cannot know them."""
+    """Block numbers of vision tokens of whole rows, -1 elsewhere. A shard alone cannot know
+    them."""
     types = mm_token_type_ids
     narrow = ((types == 1) | (types == 2)).to(device="cpu", dtype=torch.int32).contiguous()
     groups = torch.empty_like(narrow)
     _c.check(
-        _c.lib.ra_vision_groups(narrow.data_ptr(), narrow.shape[0], narrow.shape[1], groups.data_ptr())
+        _c.lib.ra_vision_groups(
+            narrow.data_ptr(), narrow.shape[0], narrow.shape[1], groups.data_ptr()
+        )
     )
     return groups.to(types.device)
 
@@ -123,12 +126,22 @@ def _run_gemma4_flex_chunk(
     k_ids, k_types = _ids_and_types(metadata_chunk, key_chunk)
     q_start = int(ctx.seq_global_start)
     if layer.window == 0 and layer.causal and q_start != kv_global_start:
-        out, lse = _global_chunk(layer.scale, ctx, key_chunk, value_chunk, q_ids, k_ids, kv_global_start)
+        out, lse = _global_chunk(
+            layer.scale, ctx, key_chunk, value_chunk, q_ids, k_ids, kv_global_start
+        )
     else:
         with torch.no_grad():
             out, lse = chunks.masked_chunk(
-                ctx.query, key_chunk, value_chunk, layer, q_start, kv_global_start, q_ids, k_ids,
-                q_types, k_types,
+                ctx.query,
+                key_chunk,
+                value_chunk,
+                layer,
+                q_start,
+                kv_global_start,
+                q_ids,
+                k_ids,
+                q_types,
+                k_types,
             )
     empty = torch.isneginf(lse).all(1)
     return out, lse, empty if bool(empty.any()) else None, int(ctx.query.shape[3])
@@ -145,7 +158,9 @@ def _global_chunk(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Another rank's chunk under a causal mask: all of it lies before the queries, or none."""
     batch, heads, seq, _ = ctx.query.shape
-    seg = build_packed_ring_segments(q_ids, k_ids) if kv_global_start < ctx.seq_global_start else None
+    seg = (
+        build_packed_ring_segments(q_ids, k_ids) if kv_global_start < ctx.seq_global_start else None
+    )
     if seg is None:
         lse = torch.full((batch, heads, seq), float("-inf"), device=ctx.query.device)
         return torch.zeros_like(ctx.query), lse
@@ -206,8 +221,13 @@ def _ring_use_ffpa_varlen(attention_module: torch.nn.Module, ctx: Any) -> bool:
 
 def _collect_ring_kv_chunks(ctx: Any) -> list[exchange.Chunk]:
     return exchange.collect(
-        ctx.key, ctx.value, ctx.metadata, ring.n_prior(ctx.module, ctx), ctx.cp_group,
-        ctx.cp_rank, ctx.cp_size,
+        ctx.key,
+        ctx.value,
+        ctx.metadata,
+        ring.n_prior(ctx.module, ctx),
+        ctx.cp_group,
+        ctx.cp_rank,
+        ctx.cp_size,
     )
 
 
@@ -216,10 +236,16 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        autograd_ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ring_ctx: Any
+        autograd_ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        ring_ctx: Any,
     ) -> torch.Tensor:
         core: StepCore = ring.step_for(ring_ctx.module, ring_ctx).core
-        query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
+        query, key, value = (
+            t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value)
+        )
         out, lse = _forward(query, key, value, core, 0)
         autograd_ctx.save_for_backward(query, key, value, out, lse)
         autograd_ctx.core = core
@@ -259,7 +285,7 @@ def _run_gemma4_cp_ffpa_varlen_ring_forward(
             seg = build_packed_ring_segments(ids, k_ids)
             if seg is not None:
                 seg_sink[owner] = seg
-    return out.float(), lse.squeeze(-1)
+    return out.float(), lse
 
 
 def _run_gemma4_cp_ring_attention_forward(
@@ -307,11 +333,25 @@ def _gemma4_cp_manual_attention(
     metadata = {**known, **{k: v for k, v in (kwargs or {}).items() if k in ring.METADATA_KEYS}}
     seq = int(query.shape[2])
     ctx = CPRingAttentionContext(
-        module=attention_module, query=query, key=key, value=value, cp_mesh=cp_mesh,
-        cp_group=group, cp_size=size, cp_rank=rank, seq_local=seq, seq_full=seq * size,
-        seq_global_start=seq * rank, attn_mask=attn_mask, dropout_p=float(dropout_p or 0.0),
-        is_causal=bool(is_causal), scale=scale, enable_gqa=bool(enable_gqa), kwargs=kwargs or {},
-        metadata=metadata, metadata_seq_dims={name: 1 for name in metadata},
+        module=attention_module,
+        query=query,
+        key=key,
+        value=value,
+        cp_mesh=cp_mesh,
+        cp_group=group,
+        cp_size=size,
+        cp_rank=rank,
+        seq_local=seq,
+        seq_full=seq * size,
+        seq_global_start=seq * rank,
+        attn_mask=attn_mask,
+        dropout_p=float(dropout_p or 0.0),
+        is_causal=bool(is_causal),
+        scale=scale,
+        enable_gqa=bool(enable_gqa),
+        kwargs=kwargs or {},
+        metadata=metadata,
+        metadata_seq_dims={name: 1 for name in metadata},
     )
     out = _run_gemma4_cp_ring_attention(attention_module, ctx)
     if not _GEMMA4_CP_FLEX_RING_OK_LOGGED:
@@ -337,8 +377,17 @@ def _install_gemma4_cp_ring_sdpa(attention_module: torch.nn.Module, cp_mesh: Any
         **kwargs: Any,
     ) -> torch.Tensor:
         return _gemma4_cp_manual_attention(
-            attention_module, query, key, value, cp_mesh, attn_mask, dropout_p, is_causal, scale,
-            enable_gqa, kwargs,
+            attention_module,
+            query,
+            key,
+            value,
+            cp_mesh,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale,
+            enable_gqa,
+            kwargs,
         )
 
     @torch._dynamo.disable  # type: ignore[untyped-decorator]
@@ -364,7 +413,9 @@ def attach_gemma4_cp_ring_attention(
     module._cp_use_ffpa = use_ffpa
     module._cp_manual_metadata_keys = ring.METADATA_KEYS
     module.setup_cp_attention = functools.partial(_install_gemma4_cp_ring_sdpa, attention_module)
-    module.run_cp_manual_attention = functools.partial(_gemma4_cp_manual_attention, attention_module)
+    module.run_cp_manual_attention = functools.partial(
+        _gemma4_cp_manual_attention, attention_module
+    )
 
 
 def _patch_fsdp_accumulated_grad_guard() -> None:

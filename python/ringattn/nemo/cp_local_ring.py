@@ -1,8 +1,8 @@
 """Drop-in for nemo_automodel.components.models.gemma4_moe.cp_local_ring: its documented names.
 
-The collected chunks up to this rank's own become one neighbourhood whose suffix are the queries. It is
-computed on its real positions: padding or another document between two tokens does not shorten their
-distance. Must not know communication.
+The collected chunks up to this rank's own become one neighbourhood whose suffix are the queries. It
+is computed on its real positions: padding or another document between two tokens does not shorten
+their distance. Must not know communication.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 
 from ringattn.context import Context
 from ringattn.function import _backward, _forward
-from ringattn.nemo import chunks as chunk_math, ring, segments
+from ringattn.nemo import chunks as chunk_math
+from ringattn.nemo import ring, segments
 from ringattn.nemo.segments import build_packed_ring_segments
 
 Owned = dict[int, torch.Tensor]
@@ -31,7 +32,8 @@ def _fold_pad(ids: torch.Tensor, pm: torch.Tensor | None) -> torch.Tensor:
 def _concat_neighborhood(
     ctx: Any, chunks: list[Any]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, list[int]]:
-    """k, v, ids (None if unpacked and unpadded) and owners of the chunks up to this rank, ascending."""
+    """k, v, ids (None if unpacked and unpadded) and owners of the chunks up to this rank,
+    ascending."""
     valid = sorted((c for c in chunks if c[0] <= ctx.cp_rank), key=lambda c: int(c[0]))
     ids = []
     for _, key, _, metadata in valid:
@@ -115,7 +117,9 @@ def _fa_ll_dense_bwd(
     grad_out: torch.Tensor, st: Any, scale: Any, win: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     state, q_shape, k_shape = st
-    seg = _rows_as_segments(torch.empty(q_shape, device="meta"), torch.empty(k_shape, device="meta"))
+    seg = _rows_as_segments(
+        torch.empty(q_shape, device="meta"), torch.empty(k_shape, device="meta")
+    )
     dq, dk, dv = _fa_ll_varlen_bwd(grad_out.flatten(0, 1), state, seg, scale, win)
     return dq.view(q_shape), dk.view(k_shape), dv.view(k_shape)
 
@@ -165,9 +169,7 @@ def sliding_ring_compute_fa_bwd(
     dq, dk, dv = _backward(dout, query, k_nb, v_nb, out, lse, saved["core"], 0)
 
     def by_owner(gradient: torch.Tensor) -> Owned:
-        parts = {
-            owner: gradient.narrow(2, i * seq, seq) for i, owner in enumerate(saved["owners"])
-        }
+        parts = {owner: gradient.narrow(2, i * seq, seq) for i, owner in enumerate(saved["owners"])}
         return _owner_grad_dict(
             parts, saved["cp_rank"], saved["cp_size"], saved["n_prior"], gradient[:, :, :seq]
         )

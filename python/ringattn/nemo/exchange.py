@@ -1,4 +1,5 @@
-"""Keys, values and metadata around the ranks of a process group, and gradients back to their owners.
+"""Keys, values and metadata around the ranks of a process group, and gradients back to their
+owners.
 
 For callers that drive their own ring; ringattn.attention moves what is needed inside the library.
 Must not know masks.
@@ -38,9 +39,7 @@ def direct_exchange(
         landed.append((flat, target))
         if source.numel() > 0:
             sent = _as_bytes(source.detach().contiguous())
-            operations.append(
-                dist.P2POp(dist.isend, sent, group=cp_group, group_peer=send_cp_rank)
-            )
+            operations.append(dist.P2POp(dist.isend, sent, group=cp_group, group_peer=send_cp_rank))
         if target.numel() > 0:
             operations.append(
                 dist.P2POp(dist.irecv, _as_bytes(flat), group=cp_group, group_peer=recv_cp_rank)
@@ -76,11 +75,16 @@ def collect(
     cp_rank: int,
     cp_size: int,
 ) -> list[Chunk]:
-    """(owner, key, value, metadata) of this rank and of the n_prior ranks before it, nearest first."""
+    """(owner, key, value, metadata) of this rank and of the n_prior ranks before it, nearest
+    first."""
     chunks: list[Chunk] = [(cp_rank, key.detach(), value.detach(), detach_metadata(metadata))]
     for distance in range(1, n_prior + 1):
         _, old_key, old_value, old = chunks[-1]
-        new_key, new_value, new = torch.empty_like(old_key), torch.empty_like(old_value), metadata_like(old)
+        new_key, new_value, new = (
+            torch.empty_like(old_key),
+            torch.empty_like(old_value),
+            metadata_like(old),
+        )
         pairs = [(old_key, new_key), (old_value, new_value)]
         for name, tensor in old.items():
             target = new[name]

@@ -1,7 +1,8 @@
 """A NeMo ring context as one of ours: layer kind, context and step of a call, made once and kept.
 
-Contexts are kept by process group, steps by the metadata tensors themselves (held weakly, with their
-versions): a tensor at an old address, or one refilled in place, makes a new step. Must not know hooks.
+Contexts are kept by process group, steps by the metadata tensors themselves (held weakly, with
+their versions): a tensor at an old address, or one refilled in place, makes a new step. Must not
+know hooks.
 """
 
 from __future__ import annotations
@@ -140,4 +141,9 @@ def step_of(context: Context, ctx: Any) -> Step:
 
 
 def step_for(module: Any, ctx: Any) -> Step:
-    return step_of(context_of(ctx.cp_group if ctx.cp_size > 1 else None, layer_of(module, ctx), ctx.query.device), ctx)
+    return step_of(
+        context_of(
+            ctx.cp_group if ctx.cp_size > 1 else None, layer_of(module, ctx), ctx.query.device
+        ),
+        ctx,
+    )

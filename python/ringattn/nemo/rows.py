@@ -89,7 +89,10 @@ def grad_add_live_(
     dense = target if target.stride(-1) == 1 else target.contiguous()
     _c.check(
         _c.lib.ra_rows_add(
-            view(as_thd(source), "grad_pack"), index.data_ptr(), index.numel(), view(dense, "grad_bhsd")
+            view(as_thd(source), "grad_pack"),
+            index.data_ptr(),
+            index.numel(),
+            view(dense, "grad_bhsd"),
         )
     )
     if dense.data_ptr() != grad_bhsd.data_ptr():

@@ -1,8 +1,8 @@
 """Per-document segments of a query shard and a key chunk, and the bounded caches around them.
 
-A cache belongs to a generation: a metadata tensor, held weakly and with its version, so that neither
-a new tensor at an old address nor one refilled in place finds an old entry. Must not know tensors of
-attention.
+A cache belongs to a generation: a metadata tensor, held weakly and with its version, so that
+neither a new tensor at an old address nor one refilled in place finds an old entry. Must not know
+tensors of attention.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def row_single_doc_full(row: list[int]) -> bool:
     return segments is not None and bool(segments["dense_cross"])
 
 
-def set_generation(cache: dict[Any, Any], generation: list[Any], tensor: torch.Tensor | None) -> None:
+def set_generation(
+    cache: dict[Any, Any], generation: list[Any], tensor: torch.Tensor | None
+) -> None:
     """Empties the cache unless tensor is the very one that it was filled for, unchanged."""
     known = generation[0]() if generation[0] is not None else None
     version = None if tensor is None else tensor._version

@@ -423,7 +423,13 @@ int ra_cuda_device_count(void)
 
 static ra_status check_device(int device, int *capability)
 {
-    int major = 0, minor = 0, count = ra_cuda_device_count();
+    int major = 0, minor = 0, count = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    cudaGetLastError();
+    if (error && error != cudaErrorNoDevice && error != cudaErrorInsufficientDriver &&
+        error != cudaErrorStubLibrary) {
+        return ra_cuda_fail(error, "cudaGetDeviceCount");
+    }
     if (count == 0) {
         return RA_FAIL(RA_E_UNAVAILABLE, "device: no CUDA device or driver on this machine");
     }

@@ -78,6 +78,11 @@ typedef struct ra_cuda_grad_kernel {
     bool (*supports)(const ra_grad_job *job, const ra_cuda_work *work, const ra_cuda_launch *at);
     ra_status (*launch)(const ra_grad_job *job, const ra_cuda_work *work, const ra_cuda_launch *at);
     bool workspace; /* launch uses at->workspace */
+    /* NULL, or launch for a job that is all of a backward; see grad_whole of ra_backend_ops. Only
+     * where supports_whole says so, besides supports. */
+    bool (*supports_whole)(const ra_grad_results *to);
+    ra_status (*launch_whole)(const ra_grad_job *job, const ra_grad_results *to,
+                              const ra_cuda_work *work, const ra_cuda_launch *at);
 } ra_cuda_grad_kernel;
 
 /* The plain kernels: any head dim, dtype, mask and strides. */

@@ -1,11 +1,13 @@
 /* A warp takes a row of channels at a time: rows may lie anywhere, channels are contiguous. All are
- * limited by memory. */
+ * limited by memory, so a thread moves PACK channels at once, 16 bytes an access, where every row
+ * of every tensor allows that. Must not know attention. */
 #include "backend/cuda/elementwise.h"
 
 #include "backend/cuda/check.h"
 #include "backend/cuda/element.cuh"
 
-enum { WARPS = 8, BLOCKS_MAX = 132 * 16 };
+enum { WARPS = 8, THREADS = WARPS * RA_WARP, BLOCKS_MAX = 132 * 16 };
+enum { PACK = 8, PACK_BYTES = 16 }; /* channels; bytes of an access */
 
 struct place {
     int64_t row, head, seq;
@@ -34,52 +36,100 @@ static int blocks_of(const ra_tensor *t)
     return blocks < BLOCKS_MAX ? (int)blocks : (int)BLOCKS_MAX;
 }
 
-template <typename T> static __global__ void fill_rows(ra_tensor t, float value)
+/* Consecutive channels of one thread: W is PACK, or 1 where rows are not aligned. */
+template <typename T, int W> struct alignas(W == 1 ? sizeof(T) : PACK_BYTES) pack {
+    T x[W];
+};
+
+template <typename T, int W> static __device__ pack<T, W> load(const T *row, int64_t c)
 {
+    return *reinterpret_cast<const pack<T, W> *>(row + c);
+}
+
+template <typename T, int W> static __device__ void store(T *row, int64_t c, const pack<T, W> &p)
+{
+    *reinterpret_cast<pack<T, W> *>(row + c) = p;
+}
+
+/* Calls body(channel) for this thread's first channel of every pack of a row. */
+template <int W, typename Body> static __device__ void for_packs(const ra_tensor &t, Body body)
+{
+    for (int64_t c = threadIdx.x % RA_WARP * W; c < t.size[RA_CHAN]; c += RA_WARP * W) {
+        body(c);
+    }
+}
+
+template <typename T, int W> static __global__ void fill_rows(ra_tensor t, float value)
+{
+    pack<T, W> filled;
+    for (int i = 0; i < W; i++) {
+        filled.x[i] = ra_from_f32<T>(value);
+    }
     for_rows(t, [&](place at) {
         T *row = ra_row<T>(t, at.row, at.head, at.seq);
-        for (int64_t c = threadIdx.x % RA_WARP; c < t.size[RA_CHAN]; c += RA_WARP) {
-            row[c] = ra_from_f32<T>(value);
-        }
+        for_packs<W>(t, [&](int64_t c) { store<T, W>(row, c, filled); });
     });
 }
 
-static __global__ void add_rows(ra_tensor to, ra_tensor from)
+template <int W> static __global__ void add_rows(ra_tensor to, ra_tensor from)
 {
     for_rows(to, [&](place at) {
         float *row = ra_row<float>(to, at.row, at.head, at.seq);
         const float *part = ra_row<float>(from, at.row, at.head, at.seq);
-        for (int64_t c = threadIdx.x % RA_WARP; c < to.size[RA_CHAN]; c += RA_WARP) {
-            row[c] += part[c];
-        }
+        for_packs<W>(to, [&](int64_t c) {
+            pack<float, W> sum = load<float, W>(row, c), more = load<float, W>(part, c);
+            for (int i = 0; i < W; i++) {
+                sum.x[i] += more.x[i];
+            }
+            store<float, W>(row, c, sum);
+        });
     });
 }
 
-template <typename T> static __global__ void cast_rows(ra_tensor to, ra_tensor from)
+template <typename T, int W> static __global__ void cast_rows(ra_tensor to, ra_tensor from)
 {
     for_rows(to, [&](place at) {
         T *row = ra_row<T>(to, at.row, at.head, at.seq);
         const float *exact = ra_row<float>(from, at.row, at.head, at.seq);
-        for (int64_t c = threadIdx.x % RA_WARP; c < to.size[RA_CHAN]; c += RA_WARP) {
-            row[c] = ra_from_f32<T>(exact[c]);
-        }
+        for_packs<W>(to, [&](int64_t c) {
+            pack<float, W> x = load<float, W>(exact, c);
+            pack<T, W> rounded;
+            for (int i = 0; i < W; i++) {
+                rounded.x[i] = ra_from_f32<T>(x.x[i]);
+            }
+            store<T, W>(row, c, rounded);
+        });
     });
 }
 
-template <typename T> static __global__ void dot_rows(ra_tensor a, ra_tensor b, ra_tensor dot)
+template <typename T, int W>
+static __global__ void dot_rows(ra_tensor a, ra_tensor b, ra_tensor dot)
 {
     for_rows(a, [&](place at) {
         const T *left = ra_row<T>(a, at.row, at.head, at.seq);
         const T *right = ra_row<T>(b, at.row, at.head, at.seq);
         float sum = 0;
-        for (int64_t c = threadIdx.x % RA_WARP; c < a.size[RA_CHAN]; c += RA_WARP) {
-            sum += ra_to_f32(left[c]) * ra_to_f32(right[c]);
-        }
+        for_packs<W>(a, [&](int64_t c) {
+            pack<T, W> x = load<T, W>(left, c), y = load<T, W>(right, c);
+            for (int i = 0; i < W; i++) {
+                sum += ra_to_f32(x.x[i]) * ra_to_f32(y.x[i]);
+            }
+        });
         sum = ra_warp_sum(sum);
         if (threadIdx.x % RA_WARP == 0) {
             *ra_row<float>(dot, at.row, at.head, at.seq) = sum;
         }
     });
+}
+
+/* Does every row consist of whole packs, at addresses for them? */
+static bool has_packs(const ra_tensor *t)
+{
+    bool has = (uintptr_t)t->data % PACK_BYTES == 0 && t->size[RA_CHAN] % PACK == 0;
+    for (int axis = RA_ROW; axis < RA_CHAN; axis++) {
+        has = has && (t->size[axis] == 1 || t->stride[axis] % PACK == 0);
+    }
+    return has;
 }
 
 static bool is_dense(const ra_tensor *t)
@@ -94,9 +144,29 @@ static bool is_dense(const ra_tensor *t)
     return true;
 }
 
+/* ---- launches */
+
+template <typename T> static void fill(const ra_tensor *t, float value, cudaStream_t stream)
+{
+    auto kernel = has_packs(t) ? fill_rows<T, PACK> : fill_rows<T, 1>;
+    kernel<<<blocks_of(t), THREADS, 0, stream>>>(*t, value);
+}
+
+template <typename T> static void cast(const ra_tensor *to, const ra_tensor *from, cudaStream_t s)
+{
+    auto kernel = has_packs(to) && has_packs(from) ? cast_rows<T, PACK> : cast_rows<T, 1>;
+    kernel<<<blocks_of(to), THREADS, 0, s>>>(*to, *from);
+}
+
+template <typename T>
+static void row_dot(const ra_tensor *a, const ra_tensor *b, const ra_tensor *dot, cudaStream_t s)
+{
+    auto kernel = has_packs(a) && has_packs(b) ? dot_rows<T, PACK> : dot_rows<T, 1>;
+    kernel<<<blocks_of(a), THREADS, 0, s>>>(*a, *b, *dot);
+}
+
 ra_status ra_cuda_fill(const ra_tensor *t, float value, cudaStream_t stream)
 {
-    int blocks = blocks_of(t);
     int64_t count = ra_tensor_count(t);
     if (count == 0) {
         return RA_OK;
@@ -105,7 +175,7 @@ ra_status ra_cuda_fill(const ra_tensor *t, float value, cudaStream_t stream)
         RA_CUDA_TRY(cudaMemsetAsync(t->data, 0, (size_t)count * ra_dtype_bytes(t->dtype), stream));
         return RA_OK;
     }
-    RA_CUDA_WITH_TYPE(t->dtype, (fill_rows<T><<<blocks, WARPS * RA_WARP, 0, stream>>>(*t, value)));
+    RA_CUDA_WITH_TYPE(t->dtype, fill<T>(t, value, stream));
     RA_CUDA_TRY(cudaGetLastError());
     return RA_OK;
 }
@@ -113,7 +183,8 @@ ra_status ra_cuda_fill(const ra_tensor *t, float value, cudaStream_t stream)
 ra_status ra_cuda_add(const ra_tensor *to, const ra_tensor *from, cudaStream_t stream)
 {
     if (ra_tensor_count(to) > 0) {
-        add_rows<<<blocks_of(to), WARPS * RA_WARP, 0, stream>>>(*to, *from);
+        auto kernel = has_packs(to) && has_packs(from) ? add_rows<PACK> : add_rows<1>;
+        kernel<<<blocks_of(to), THREADS, 0, stream>>>(*to, *from);
         RA_CUDA_TRY(cudaGetLastError());
     }
     return RA_OK;
@@ -121,10 +192,8 @@ ra_status ra_cuda_add(const ra_tensor *to, const ra_tensor *from, cudaStream_t s
 
 ra_status ra_cuda_cast(const ra_tensor *to, const ra_tensor *from, cudaStream_t stream)
 {
-    int blocks = blocks_of(to);
     if (ra_tensor_count(to) > 0) {
-        RA_CUDA_WITH_TYPE(to->dtype,
-                          (cast_rows<T><<<blocks, WARPS * RA_WARP, 0, stream>>>(*to, *from)));
+        RA_CUDA_WITH_TYPE(to->dtype, cast<T>(to, from, stream));
         RA_CUDA_TRY(cudaGetLastError());
     }
     return RA_OK;
@@ -133,10 +202,8 @@ ra_status ra_cuda_cast(const ra_tensor *to, const ra_tensor *from, cudaStream_t 
 ra_status ra_cuda_row_dot(const ra_tensor *a, const ra_tensor *b, const ra_tensor *dot,
                           cudaStream_t stream)
 {
-    int blocks = blocks_of(a);
     if (ra_tensor_count(dot) > 0) {
-        RA_CUDA_WITH_TYPE(a->dtype,
-                          (dot_rows<T><<<blocks, WARPS * RA_WARP, 0, stream>>>(*a, *b, *dot)));
+        RA_CUDA_WITH_TYPE(a->dtype, row_dot<T>(a, b, dot, stream));
         RA_CUDA_TRY(cudaGetLastError());
     }
     return RA_OK;

@@ -6,6 +6,10 @@
  * rows behind a run's end are cleared in shared memory before they are multiplied: the workspace
  * holds zeros for them, and zero times NaN is NaN.
  *
+ * Where the job is all of a backward, the first slab that adds to a tile stores its sum instead,
+ * and the last one stores the tile of the result, rounded: sums of one slab never go through
+ * memory.
+ *
  * Each tile has one writer in a launch and launches are ordered, so that adding in memory gives the
  * same bits every time.
  */
@@ -31,7 +35,7 @@ struct gemm_unit {
     int slot;         /* DQ: of the slab's first block; DK, DV: of the first unit's */
     int dead;         /* DK, DV: mask of the first unit's first strip */
     int cta;          /* in the cluster */
-    int unused;
+    int when;         /* of a job that is all of a backward: RA_SLAB_* */
 };
 
 /* ---- hand-out */
@@ -48,12 +52,13 @@ RA_PTX void describe_unit(const ra_grad_slab &slab, uint32_t unit, int cta, int4
     const int part = cta ? output.part[1] : output.part[0];
     const int first = cta ? output.first[1] : output.first[0];
     const int count = cta ? output.count[1] : output.count[0];
+    const int when = cta ? output.when[1] : output.when[0];
     if (output.keys) {
         const ra_slab_tile tile = slab.tile[max(part, 0)];
         word[0] = make_int4(DK + pair, output.steps, output.shared, n);
         word[1] = make_int4(tile.source, tile.row, tile.index, part < 0 ? 0 : tile.count);
         word[2] = make_int4(kv_head, group_head, first, count);
-        word[3] = make_int4(units * slab.block_count, units * slab.strip_count, cta, 0);
+        word[3] = make_int4(units * slab.block_count, units * slab.strip_count, cta, when);
     } else {
         const ra_slab_strip strip = slab.strip[part];
         const int rows = min(strip.count - cta * slab.unit_row, RA_BLOCK_ROWS);
@@ -61,7 +66,7 @@ RA_PTX void describe_unit(const ra_grad_slab &slab, uint32_t unit, int cta, int4
         word[0] = make_int4(DQ, output.steps, 1, n);
         word[1] = make_int4(0, strip.row, strip.index + cta * slab.unit_row, max(rows, 0));
         word[2] = make_int4(head, kv_head, first, count);
-        word[3] = make_int4((units + 2 * pair + cta) * slab.block_count, 0, cta, 0);
+        word[3] = make_int4((units + 2 * pair + cta) * slab.block_count, 0, cta, when);
     }
 }
 
@@ -208,78 +213,201 @@ RA_PTX void multiply(float (&acc)[128], shared sm, int steps, ring_place &at, in
     release_stage(sm, before, thread);
 }
 
-/* ---- adding a warp's 16 rows x 256 channels to the result */
+/* ---- a warp's 16 rows x 256 channels, to the sums or to the result */
 
-RA_PTX void add_boxes(const float (&acc)[128], shared sm, const gemm_unit *u,
-                      const CUtensorMap *map, float scale, int row, int chan, int warp, int lane)
+/* Where they go. */
+struct warp_place {
+    ra_grad_view sum, result;
+    const CUtensorMap *sum_map, *result_map;
+    int row, warp, lane;
+    int end; /* of the channels, from the first */
+};
+
+RA_PTX warp_place place_of(const ra_gemm_args &args, const gemm_unit *u, int thread, int warpgroup)
 {
-    const uint32_t staging = sm.base + AT_STAGING + warp * WARP_STAGING;
-    const uint32_t own = lane / 4 * 128 + (lane & 1) * 8;
-    const int c0 = u->slab64 * RA_SLAB;
+    const int warp = warpgroup * 4 + thread / 32;
+    warp_place to;
+    if (u->kind == DQ) {
+        to = {args.dq, args.result_dq, &args.add_dq, &args.final_dq};
+    } else if (u->kind == DK) {
+        to = {args.dk[u->source], args.result_dk, &args.add_dk[u->source], &args.final_dk};
+    } else {
+        to = {args.dv[u->source], args.result_dv, &args.add_dv[u->source], &args.final_dv};
+    }
+    to.warp = warp;
+    to.row = warp * 16;
+    to.lane = thread & 31;
+    to.end = args.slab.chan - u->slab64 * RA_SLAB;
+    return to;
+}
+
+/* The first channel that this thread has of one of the warp's rows. */
+template <typename T>
+RA_PTX T *address_of(const ra_grad_view &view, const gemm_unit *u, const warp_place &to, int row)
+{
+    return (T *)view.data +
+           (u->row * view.row + u->head * view.head + (int64_t)(u->index + row) * view.seq +
+            u->slab64 * RA_SLAB + (to.lane & 3) * 2);
+}
+
+/* What earlier slabs summed up. Rows past the end read the last one. */
+RA_PTX void take_sums(float (&acc)[128], const gemm_unit *u, const warp_place &to)
+{
+    const int mine = to.row + to.lane / 4, last = u->count - 1;
+    const float *first = address_of<float>(to.sum, u, to, min(mine, last));
+    const float *second = address_of<float>(to.sum, u, to, min(mine + 8, last));
 #pragma unroll
-    for (int box = 0; box < 8; box++) { /* of 32 channels */
-        if (c0 + box * 32 >= chan) {
+    for (int i = 0; i < 128; i += 4) {
+        if (i * 2 < to.end) {
+            const float2 a = __ldcg((const float2 *)(first + i * 2));
+            const float2 b = __ldcg((const float2 *)(second + i * 2));
+            acc[i] += a.x;
+            acc[i + 1] += a.y;
+            acc[i + 2] += b.x;
+            acc[i + 3] += b.y;
+        }
+    }
+}
+
+/* All 16 rows, 32 channels at a time; fresh: there is nothing to add to. */
+RA_PTX void add_boxes(const float (&acc)[128], shared sm, const gemm_unit *u, const warp_place &to,
+                      bool fresh)
+{
+    const uint32_t staging = sm.base + AT_STAGING + to.warp * WARP_STAGING;
+    const uint32_t own = to.lane / 4 * 128 + (to.lane & 1) * 8;
+    const int chan = u->slab64 * RA_SLAB;
+#pragma unroll
+    for (int box = 0; box < 8; box++) {
+        if (box * 32 >= to.end) {
             break;
         }
-        const uint32_t to = staging + (box & 1) * (WARP_STAGING / 2);
-        if (lane == 0) {
+        const uint32_t from = staging + (box & 1) * (WARP_STAGING / 2);
+        if (to.lane == 0) {
             cp_async_bulk_wait_group_read<1>();
         }
         __syncwarp();
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const uint32_t word = (uint32_t)((j * 2 + (lane >> 1 & 1)) ^ (lane / 4)) << 4;
+            const uint32_t word = (uint32_t)((j * 2 + (to.lane >> 1 & 1)) ^ (to.lane / 4)) << 4;
             const int i = box * 16 + j * 4;
-            st_shared_v2(to + own + word, acc[i] * scale, acc[i + 1] * scale);
-            st_shared_v2(to + own + 1024 + word, acc[i + 2] * scale, acc[i + 3] * scale);
+            st_shared_v2(from + own + word, acc[i], acc[i + 1]);
+            st_shared_v2(from + own + 1024 + word, acc[i + 2], acc[i + 3]);
         }
         fence_proxy_async();
         __syncwarp();
-        if (lane == 0) {
-            cp_reduce_async_bulk_tensor_4d_add(map, to, c0 + box * 32, u->index + row, u->head,
-                                               u->row);
+        if (to.lane == 0) {
+            if (fresh) {
+                cp_async_bulk_tensor_4d_store(to.sum_map, from, chan + box * 32, u->index + to.row,
+                                              u->head, u->row);
+            } else {
+                cp_reduce_async_bulk_tensor_4d_add(to.sum_map, from, chan + box * 32,
+                                                   u->index + to.row, u->head, u->row);
+            }
             cp_async_bulk_commit_group();
         }
     }
 }
 
 /* Where some of the 16 rows are not the result's: those are not touched. */
-RA_PTX void add_rows(const float (&acc)[128], const gemm_unit *u, const ra_grad_view &view,
-                     float scale, int row, int chan, int lane)
+RA_PTX void add_rows(const float (&acc)[128], const gemm_unit *u, const warp_place &to, bool fresh)
 {
-    const int mine = row + lane / 4, c0 = u->slab64 * RA_SLAB + (lane & 3) * 2;
-    float *first = view.data + (u->row * view.row + u->head * view.head +
-                                (int64_t)(u->index + mine) * view.seq + c0);
-    float *second = first + 8 * view.seq;
-    const int end_a = mine < u->count ? chan - c0 : 0, end_b = mine + 8 < u->count ? chan - c0 : 0;
+    const int mine = to.row + to.lane / 4;
+    float *first = address_of<float>(to.sum, u, to, mine);
+    float *second = first + 8 * to.sum.seq;
+    const int end_a = mine < u->count ? to.end : 0, end_b = mine + 8 < u->count ? to.end : 0;
 #pragma unroll
-    for (int i = 0; i < 128; i += 4) {
-        if (i * 2 < end_a) {
-            atomicAdd(first + i * 2, acc[i] * scale);
-            atomicAdd(first + i * 2 + 1, acc[i + 1] * scale);
-        }
-        if (i * 2 < end_b) {
-            atomicAdd(second + i * 2, acc[i + 2] * scale);
-            atomicAdd(second + i * 2 + 1, acc[i + 3] * scale);
+    for (int i = 0; i < 128; i++) {
+        float *at = (i & 2 ? second : first) + i / 4 * 8 + (i & 1);
+        if (i / 4 * 8 < (i & 2 ? end_b : end_a)) {
+            if (fresh) {
+                *at = acc[i];
+            } else {
+                atomicAdd(at, acc[i]);
+            }
         }
     }
 }
 
-RA_PTX void add_result(const ra_gemm_args &args, shared sm, const gemm_unit *u,
-                       const float (&acc)[128], int thread, int warpgroup)
+/* The result, rounded: all 16 rows, 64 channels at a time. */
+template <typename E>
+RA_PTX void store_boxes(const float (&acc)[128], shared sm, const gemm_unit *u,
+                        const warp_place &to)
 {
-    const int warp = warpgroup * 4 + thread / 32, lane = thread & 31, row = warp * 16;
+    const uint32_t staging = sm.base + AT_STAGING + to.warp * WARP_STAGING;
+#pragma unroll
+    for (int box = 0; box < 4; box++) {
+        if (box * RA_SLAB >= to.end) {
+            break;
+        }
+        const uint32_t from = staging + (box & 1) * (WARP_STAGING / 2);
+        if (to.lane == 0) {
+            cp_async_bulk_wait_group_read<1>();
+        }
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < 4; j++) { /* 16 channels */
+            const float *x = acc + box * 32 + j * 8;
+            const uint32_t chunk = (uint32_t)(j * 2 + (to.lane >> 4)) ^ (to.lane & 7);
+            stmatrix_x4(from + (to.lane & 15) * 128 + (chunk << 4), cvt_rn_x2<E>(x[0], x[1]),
+                        cvt_rn_x2<E>(x[2], x[3]), cvt_rn_x2<E>(x[4], x[5]),
+                        cvt_rn_x2<E>(x[6], x[7]));
+        }
+        fence_proxy_async();
+        __syncwarp();
+        if (to.lane == 0) {
+            cp_async_bulk_tensor_5d_store(to.result_map, from, 0, u->index + to.row,
+                                          u->slab64 + box, u->head, u->row);
+            cp_async_bulk_commit_group();
+        }
+    }
+}
+
+template <typename E>
+RA_PTX void store_rows(const float (&acc)[128], const gemm_unit *u, const warp_place &to)
+{
+    const int mine = to.row + to.lane / 4;
+    E *first = address_of<E>(to.result, u, to, mine);
+    E *second = first + 8 * to.result.seq;
+    const int end_a = mine < u->count ? to.end : 0, end_b = mine + 8 < u->count ? to.end : 0;
+#pragma unroll
+    for (int i = 0; i < 128; i += 4) {
+        if (i * 2 < end_a) {
+            *(uint32_t *)(first + i * 2) = cvt_rn_x2<E>(acc[i], acc[i + 1]);
+        }
+        if (i * 2 < end_b) {
+            *(uint32_t *)(second + i * 2) = cvt_rn_x2<E>(acc[i + 2], acc[i + 3]);
+        }
+    }
+}
+
+template <typename E>
+RA_PTX void add_result(const ra_gemm_args &args, shared sm, const gemm_unit *u, float (&acc)[128],
+                       int thread, int warpgroup)
+{
+    const warp_place to = place_of(args, u, thread, warpgroup);
+    const int when = args.whole ? u->when : 0;
+    const bool boxes = to.row + 16 <= u->count;
+    if (to.row >= u->count) {
+        return;
+    }
     const float scale = u->kind == DV ? 1.0f : args.slab.scale;
-    if (row + 16 <= u->count) {
-        const CUtensorMap *map = u->kind == DQ   ? &args.add_dq
-                                 : u->kind == DK ? &args.add_dk[u->source]
-                                                 : &args.add_dv[u->source];
-        add_boxes(acc, sm, u, map, scale, row, args.slab.chan, warp, lane);
-    } else if (row < u->count) {
-        const ra_grad_view &view = u->kind == DQ   ? args.dq
-                                   : u->kind == DK ? args.dk[u->source]
-                                                   : args.dv[u->source];
-        add_rows(acc, u, view, scale, row, args.slab.chan, lane);
+#pragma unroll
+    for (int i = 0; i < 128; i++) {
+        acc[i] *= scale;
+    }
+    if ((when & RA_SLAB_FINAL) && !(when & RA_SLAB_FRESH)) {
+        take_sums(acc, u, to);
+    }
+    if (when & RA_SLAB_FINAL) {
+        if (boxes) {
+            store_boxes<E>(acc, sm, u, to);
+        } else {
+            store_rows<E>(acc, u, to);
+        }
+    } else if (boxes) {
+        add_boxes(acc, sm, u, to, when & RA_SLAB_FRESH);
+    } else {
+        add_rows(acc, u, to, when & RA_SLAB_FRESH);
     }
 }
 
@@ -297,7 +425,7 @@ RA_PTX void multiply_units(const ra_gemm_args &args, shared sm, int thread, int 
         } else {
             multiply<E, false>(acc, sm, u->steps, at, thread, warpgroup);
         }
-        add_result(args, sm, u, acc, thread, warpgroup);
+        add_result<E>(args, sm, u, acc, thread, warpgroup);
         reader.release(sm, (thread & 31) == 0);
     }
     if ((thread & 31) == 0) {

@@ -14,9 +14,9 @@ extern "C" {
 
 extern const ra_cuda_grad_kernel ra_cuda_block_grad;
 
-/* An f32 tensor on the device: strides count elements. */
+/* A tensor on the device, f32 unless said: strides count elements. */
 typedef struct ra_grad_view {
-    float *data;
+    void *data;
     int64_t row, head, seq;
 } ra_grad_view;
 
@@ -54,6 +54,11 @@ typedef struct ra_gemm_args {
     CUtensorMap ds_keys, p_keys;             /* 64 queries x 128 keys */
     CUtensorMap add_dq, add_dk[RA_SOURCE_COUNT], add_dv[RA_SOURCE_COUNT]; /* 16 x 32 channels */
     ra_grad_view dq, dk[RA_SOURCE_COUNT], dv[RA_SOURCE_COUNT];
+    /* Of a job that is all of a backward: sums begin with the first slab that adds to them, and the
+     * last writes the result. */
+    int whole;
+    CUtensorMap final_dq, final_dk, final_dv;     /* 16 x one slab of channels */
+    ra_grad_view result_dq, result_dk, result_dv; /* of the dtype */
     ra_grad_slab slab;
 } ra_gemm_args;
 

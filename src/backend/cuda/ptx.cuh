@@ -355,6 +355,14 @@ RA_PTX void cp_async_bulk_tensor_5d_store(const void *map, uint32_t from, int c0
                  "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
                  : "memory");
 }
+RA_PTX void cp_async_bulk_tensor_4d_store(const void *map, uint32_t from, int c0, int c1, int c2,
+                                          int c3)
+{
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group"
+                 " [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+                 "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+                 : "memory");
+}
 RA_PTX void st_shared_v2(uint32_t address, float x, float y)
 {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");

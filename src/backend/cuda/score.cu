@@ -105,7 +105,7 @@ struct row_values {
 /* Rows past the strip's end read its last one. */
 RA_PTX row_values load_rows(const ra_grad_view &view, const score_unit *u, int head, int row)
 {
-    const float *first = view.data + (u->row * view.row + head * view.head);
+    const float *first = (const float *)view.data + (u->row * view.row + head * view.head);
     const int last = u->count - 1;
     return {__ldg(first + (u->index + min(row, last)) * view.seq),
             __ldg(first + (u->index + min(row + 8, last)) * view.seq)};
@@ -121,6 +121,11 @@ RA_PTX uint32_t span_of(const ra_work_reach *reach, const score_unit *u, int row
     const int begin = max(sees.x - u->k_pos, 0);
     const int end = min(sees.y - u->k_pos, u->k_count);
     return begin < end ? begin | end << 8 : 0;
+}
+/* The same of both rows. */
+RA_PTX uint32_t spans_of(const ra_work_reach *reach, const score_unit *u, int row, row_values lse)
+{
+    return span_of(reach, u, row, lse.a) | span_of(reach, u, row + 8, lse.b) << 16;
 }
 constexpr uint32_t WHOLE_SPANS = 0x80008000u;
 static_assert(RA_BLOCK_KEYS == 0x80, "the span of a row that sees the whole block");
@@ -218,14 +223,13 @@ RA_PTX void finish_half(float (&acc)[64], uint32_t (&p)[32], half_place to, floa
  * there. */
 template <typename E, bool DS>
 RA_PTX void take_half(const ra_score_args &args, shared sm, const score_unit *u, float (&acc)[64],
-                      uint32_t (&p)[32], uint32_t &spans, row_values x, int side, int thread,
+                      uint32_t (&p)[32], uint32_t spans, row_values x, int side, int thread,
                       int warpgroup)
 {
     const int lane = thread & 31, warp = warpgroup * 4 + thread / 32;
     const int first = side * args.slab.unit_row + warp * 16;
     if constexpr (!DS) {
         const int row = first + lane / 4;
-        spans = span_of(args.reach, u, row, x.a) | span_of(args.reach, u, row + 8, x.b) << 16;
         store_dead(args.slab.dead + (u->dead + side * u->dead_step + warp), u, row, x, lane);
         x.a *= LOG2E;
         x.b *= LOG2E;
@@ -299,6 +303,9 @@ RA_PTX void run_phase(const ra_score_args &args, shared sm, const score_unit *u,
         at.next();
     }
     row_values x = load_rows(view, u, u->head, row);
+    if constexpr (!DS) { /* here and below: while products run */
+        left.spans = spans_of(args.reach, u, row, x);
+    }
     const int last = at.stage;
     mbarrier_wait(sm.bar(FULL + last), at.parity);
     wgmma_fence();
@@ -313,6 +320,9 @@ RA_PTX void run_phase(const ra_score_args &args, shared sm, const score_unit *u,
     wgmma_wait_group<1>(); /* left is complete */
     take_half<E, DS>(args, sm, u, left.acc, left.p, left.spans, x, 0, thread, warpgroup);
     x = load_rows(view, u, u->head + args.slab.unit_head, args.slab.unit_row + row);
+    if constexpr (!DS) {
+        right.spans = spans_of(args.reach, u, args.slab.unit_row + row, x);
+    }
     opened = open_phase<E>(left.acc, sm, at, warpgroup);
     wgmma_wait_group<1>(); /* right is complete */
     release_stage(sm, last, thread);

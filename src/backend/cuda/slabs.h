@@ -49,6 +49,9 @@ typedef struct ra_slab_ref {
     int32_t unused[2];
 } ra_slab_ref;
 
+/* No earlier slab adds to the part; no later one will. */
+enum { RA_SLAB_FRESH = 1, RA_SLAB_FINAL = 2 };
+
 /* What a pair of CTAs sums up. Queries: dq of the two units of a strip; the terms are blocks. Keys:
  * dk or dv of two tiles; the terms are refs, the same for both CTAs if shared. A CTA of a pair
  * without a second tile gets tile -1; both CTAs have equally many steps. */
@@ -58,7 +61,8 @@ typedef struct ra_slab_output {
     int32_t steps;   /* of one unit (queries) or of all terms for one pair of units (keys) */
     int32_t part[2]; /* strip twice, or tiles */
     int32_t first[2], count[2]; /* terms: blocks counted from the slab's first, or refs */
-    int32_t unused[3];
+    int32_t when[2];            /* RA_SLAB_*, of each part */
+    int32_t unused;
 } ra_slab_output;
 
 /* Units are handed out in this order, longest first. */
@@ -81,9 +85,10 @@ typedef struct ra_slab_layout {
 } ra_slab_layout;
 
 typedef struct ra_slabs {
-    int32_t kv_heads;    /* of one slab; divides those of the layer */
-    int32_t units_heads; /* heads of a pair of units: 2, or 1 where the group is odd */
-    double cost;         /* predicted, in steps of 64 x 128 x 256 on every SM */
+    int32_t kv_heads;      /* of one slab; divides those of the layer */
+    int32_t units_heads;   /* heads of a pair of units: 2, or 1 where the group is odd */
+    int64_t queries, keys; /* that some slab adds to */
+    double cost;           /* predicted, in steps of 64 x 128 x 256 on every SM */
     int64_t strip_count, tile_count, block_count, ref_count, output_count, unit_count, slab_count;
     ra_slab_strip *strip;
     ra_slab_tile *tile;

@@ -293,6 +293,48 @@ static ra_status add_slab(ra_slab_builder *b, int64_t from, int64_t to, entry *e
     return RA_OK;
 }
 
+/* The first and the last slab of every part; what parts there are. */
+static void mark_parts(ra_slab_builder *b, ra_slab_output **strip_last, ra_slab_output **tile_last)
+{
+    ra_slabs *out = b->out;
+    for (int64_t i = 0; i < out->output_count; i++) {
+        ra_slab_output *output = &out->output[i];
+        ra_slab_output **last = output->keys ? tile_last : strip_last;
+        for (int part = 0; part < 2; part++) {
+            int32_t at = output->part[part];
+            if (at < 0 || (part == 1 && !output->keys)) {
+                continue;
+            }
+            bool fresh = !last[at];
+            out->keys += fresh && output->keys ? out->tile[at].count : 0;
+            out->queries += fresh && !output->keys ? out->strip[at].count : 0;
+            if (last[at]) {
+                int32_t *when = last[at]->when;
+                when[output->keys && last[at]->part[0] != at] &= ~RA_SLAB_FINAL;
+            }
+            output->when[part] = fresh ? RA_SLAB_FRESH | RA_SLAB_FINAL : RA_SLAB_FINAL;
+            last[at] = output;
+        }
+    }
+    for (int64_t i = 0; i < out->output_count; i++) { /* a strip is both parts */
+        ra_slab_output *output = &out->output[i];
+        output->when[1] = output->keys ? output->when[1] : output->when[0];
+    }
+}
+
+static ra_status mark(ra_slab_builder *b)
+{
+    ra_slab_output **strip_last = NULL, **tile_last = NULL;
+    ra_status status = RA_NEW(&strip_last, b->out->strip_count);
+    status = status ? status : RA_NEW(&tile_last, b->out->tile_count);
+    if (!status) {
+        mark_parts(b, strip_last, tile_last);
+    }
+    ra_free(strip_last);
+    ra_free(tile_last);
+    return status;
+}
+
 ra_status ra_slab_lists(ra_slab_builder *b)
 {
     entry *entries = NULL;
@@ -305,5 +347,5 @@ ra_status ra_slab_lists(ra_slab_builder *b)
     }
     ra_free(entries);
     ra_free(order);
-    return status;
+    return status ? status : mark(b);
 }

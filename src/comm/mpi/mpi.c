@@ -160,9 +160,9 @@ static ra_status mpi_gather(void *user, const void *mine, size_t bytes, void *al
     process *p = user;
     int count = 0;
     for (int rank = 0; rank < p->size; rank++) {
-        bool own = rank == p->rank;
+        char *place = bytes > 0 ? (char *)all + (size_t)rank * bytes : NULL;
         p->blocks[rank] = (ra_block){
-            .data = own ? (void *)(uintptr_t)mine : (char *)all + (size_t)rank * bytes,
+            .data = rank == p->rank ? (void *)(uintptr_t)mine : place,
             .width = bytes,
             .stride = bytes,
             .count = 1,
