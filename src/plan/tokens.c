@@ -109,17 +109,18 @@ static ra_status place_all(const ra_shards *shards, int64_t rows, const int64_t 
 {
     ra_owned_run *by_memory = NULL;
     int64_t capacity = 0, owned_first = 0;
+    if (shards->run_count == 0) {
+        return RA_OK; /* no tokens, no lists */
+    }
     ra_status status = RA_NEW(&by_memory, shards->run_count);
     for (int64_t i = 0; !status && i < shards->run_count; i++) {
         by_memory[i] = shards->run[i];
     }
-    if (!status && shards->run_count > 0) {
+    if (!status) {
         qsort(by_memory, (size_t)shards->run_count, sizeof *by_memory, compare_memory);
     }
     for (int rank = 0; !status && rank < shards->rank_count; rank++) {
-        /* A step without tokens has no list at all, and NULL + 0 is not defined. */
-        const ra_token_run *next = runs;
-        const ra_token_run *end = run_counts[rank] > 0 ? runs + run_counts[rank] : runs;
+        const ra_token_run *next = runs, *end = runs + run_counts[rank];
         for (int64_t row = 0; !status && row < rows; row++) {
             status = place_row(by_memory + owned_first, shards->length[rank], row, &next, end,
                                placed, placed_count, &capacity);

@@ -217,63 +217,26 @@ RA_PTX void multiply(float (&acc)[128], shared sm, int steps, ring_place &at, in
 
 /* Where they go. */
 struct warp_place {
-    ra_grad_view sum, result;
-    const CUtensorMap *sum_map, *result_map;
-    int row, warp, lane;
+    const ra_grad_view *view; /* of the sums */
+    const CUtensorMap *map;   /* of the sums, or of the result where that is written */
+    float scale;
+    int row, lane;
     int end; /* of the channels, from the first */
 };
 
-RA_PTX warp_place place_of(const ra_gemm_args &args, const gemm_unit *u, int thread, int warpgroup)
-{
-    const int warp = warpgroup * 4 + thread / 32;
-    warp_place to;
-    if (u->kind == DQ) {
-        to = {args.dq, args.result_dq, &args.add_dq, &args.final_dq};
-    } else if (u->kind == DK) {
-        to = {args.dk[u->source], args.result_dk, &args.add_dk[u->source], &args.final_dk};
-    } else {
-        to = {args.dv[u->source], args.result_dv, &args.add_dv[u->source], &args.final_dv};
-    }
-    to.warp = warp;
-    to.row = warp * 16;
-    to.lane = thread & 31;
-    to.end = args.slab.chan - u->slab64 * RA_SLAB;
-    return to;
-}
-
 /* The first channel that this thread has of one of the warp's rows. */
 template <typename T>
-RA_PTX T *address_of(const ra_grad_view &view, const gemm_unit *u, const warp_place &to, int row)
+RA_PTX T *address_of(const ra_grad_view *view, const gemm_unit *u, int row, int lane)
 {
-    return (T *)view.data +
-           (u->row * view.row + u->head * view.head + (int64_t)(u->index + row) * view.seq +
-            u->slab64 * RA_SLAB + (to.lane & 3) * 2);
-}
-
-/* What earlier slabs summed up. Rows past the end read the last one. */
-RA_PTX void take_sums(float (&acc)[128], const gemm_unit *u, const warp_place &to)
-{
-    const int mine = to.row + to.lane / 4, last = u->count - 1;
-    const float *first = address_of<float>(to.sum, u, to, min(mine, last));
-    const float *second = address_of<float>(to.sum, u, to, min(mine + 8, last));
-#pragma unroll
-    for (int i = 0; i < 128; i += 4) {
-        if (i * 2 < to.end) {
-            const float2 a = __ldcg((const float2 *)(first + i * 2));
-            const float2 b = __ldcg((const float2 *)(second + i * 2));
-            acc[i] += a.x;
-            acc[i + 1] += a.y;
-            acc[i + 2] += b.x;
-            acc[i + 3] += b.y;
-        }
-    }
+    return (T *)view->data +
+           (u->row * view->row + u->head * view->head + (int64_t)(u->index + row) * view->seq +
+            u->slab64 * RA_SLAB + (lane & 3) * 2);
 }
 
 /* All 16 rows, 32 channels at a time; fresh: there is nothing to add to. */
-RA_PTX void add_boxes(const float (&acc)[128], shared sm, const gemm_unit *u, const warp_place &to,
-                      bool fresh)
+RA_PTX void add_boxes(const float (&acc)[128], uint32_t staging, const gemm_unit *u,
+                      const warp_place &to, bool fresh)
 {
-    const uint32_t staging = sm.base + AT_STAGING + to.warp * WARP_STAGING;
     const uint32_t own = to.lane / 4 * 128 + (to.lane & 1) * 8;
     const int chan = u->slab64 * RA_SLAB;
 #pragma unroll
@@ -290,18 +253,18 @@ RA_PTX void add_boxes(const float (&acc)[128], shared sm, const gemm_unit *u, co
         for (int j = 0; j < 4; j++) {
             const uint32_t word = (uint32_t)((j * 2 + (to.lane >> 1 & 1)) ^ (to.lane / 4)) << 4;
             const int i = box * 16 + j * 4;
-            st_shared_v2(from + own + word, acc[i], acc[i + 1]);
-            st_shared_v2(from + own + 1024 + word, acc[i + 2], acc[i + 3]);
+            st_shared_v2(from + own + word, acc[i] * to.scale, acc[i + 1] * to.scale);
+            st_shared_v2(from + own + 1024 + word, acc[i + 2] * to.scale, acc[i + 3] * to.scale);
         }
         fence_proxy_async();
         __syncwarp();
         if (to.lane == 0) {
             if (fresh) {
-                cp_async_bulk_tensor_4d_store(to.sum_map, from, chan + box * 32, u->index + to.row,
+                cp_async_bulk_tensor_4d_store(to.map, from, chan + box * 32, u->index + to.row,
                                               u->head, u->row);
             } else {
-                cp_reduce_async_bulk_tensor_4d_add(to.sum_map, from, chan + box * 32,
-                                                   u->index + to.row, u->head, u->row);
+                cp_reduce_async_bulk_tensor_4d_add(to.map, from, chan + box * 32, u->index + to.row,
+                                                   u->head, u->row);
             }
             cp_async_bulk_commit_group();
         }
@@ -312,32 +275,55 @@ RA_PTX void add_boxes(const float (&acc)[128], shared sm, const gemm_unit *u, co
 RA_PTX void add_rows(const float (&acc)[128], const gemm_unit *u, const warp_place &to, bool fresh)
 {
     const int mine = to.row + to.lane / 4;
-    float *first = address_of<float>(to.sum, u, to, mine);
-    float *second = first + 8 * to.sum.seq;
+    float *first = address_of<float>(to.view, u, mine, to.lane);
+    float *second = first + 8 * to.view->seq;
     const int end_a = mine < u->count ? to.end : 0, end_b = mine + 8 < u->count ? to.end : 0;
 #pragma unroll
     for (int i = 0; i < 128; i++) {
         float *at = (i & 2 ? second : first) + i / 4 * 8 + (i & 1);
         if (i / 4 * 8 < (i & 2 ? end_b : end_a)) {
             if (fresh) {
-                *at = acc[i];
+                *at = acc[i] * to.scale;
             } else {
-                atomicAdd(at, acc[i]);
+                atomicAdd(at, acc[i] * to.scale);
             }
         }
     }
 }
 
-/* The result, rounded: all 16 rows, 64 channels at a time. */
-template <typename E>
-RA_PTX void store_boxes(const float (&acc)[128], shared sm, const gemm_unit *u,
-                        const warp_place &to)
+/* What earlier slabs summed up, and four values more. */
+RA_PTX void take_sums(float (&x)[4], const float *first, const float *second)
 {
-    const uint32_t staging = sm.base + AT_STAGING + to.warp * WARP_STAGING;
+    const float2 a = __ldcg((const float2 *)first), b = __ldcg((const float2 *)second);
+    x[0] += a.x;
+    x[1] += a.y;
+    x[2] += b.x;
+    x[3] += b.y;
+}
+
+/* The result, rounded, 64 channels at a time; sums: earlier slabs have added something. */
+template <typename E>
+RA_PTX void store_boxes(const float (&acc)[128], uint32_t staging, const gemm_unit *u,
+                        const warp_place &to, bool sums)
+{
+    const float *first = address_of<float>(to.view, u, to.row + to.lane / 4, to.lane);
+    const float *second = first + 8 * to.view->seq;
 #pragma unroll
     for (int box = 0; box < 4; box++) {
         if (box * RA_SLAB >= to.end) {
             break;
+        }
+        uint32_t out[16];
+#pragma unroll
+        for (int j = 0; j < 8; j++) { /* of 8 channels */
+            const int i = box * 32 + j * 4;
+            float x[4] = {acc[i] * to.scale, acc[i + 1] * to.scale, acc[i + 2] * to.scale,
+                          acc[i + 3] * to.scale};
+            if (sums) {
+                take_sums(x, first + i * 2, second + i * 2);
+            }
+            out[2 * j] = cvt_rn_x2<E>(x[0], x[1]);
+            out[2 * j + 1] = cvt_rn_x2<E>(x[2], x[3]);
         }
         const uint32_t from = staging + (box & 1) * (WARP_STAGING / 2);
         if (to.lane == 0) {
@@ -346,68 +332,79 @@ RA_PTX void store_boxes(const float (&acc)[128], shared sm, const gemm_unit *u,
         __syncwarp();
 #pragma unroll
         for (int j = 0; j < 4; j++) { /* 16 channels */
-            const float *x = acc + box * 32 + j * 8;
             const uint32_t chunk = (uint32_t)(j * 2 + (to.lane >> 4)) ^ (to.lane & 7);
-            stmatrix_x4(from + (to.lane & 15) * 128 + (chunk << 4), cvt_rn_x2<E>(x[0], x[1]),
-                        cvt_rn_x2<E>(x[2], x[3]), cvt_rn_x2<E>(x[4], x[5]),
-                        cvt_rn_x2<E>(x[6], x[7]));
+            stmatrix_x4(from + (to.lane & 15) * 128 + (chunk << 4), out[4 * j], out[4 * j + 1],
+                        out[4 * j + 2], out[4 * j + 3]);
         }
         fence_proxy_async();
         __syncwarp();
         if (to.lane == 0) {
-            cp_async_bulk_tensor_5d_store(to.result_map, from, 0, u->index + to.row,
-                                          u->slab64 + box, u->head, u->row);
+            cp_async_bulk_tensor_5d_store(to.map, from, 0, u->index + to.row, u->slab64 + box,
+                                          u->head, u->row);
             cp_async_bulk_commit_group();
         }
     }
 }
 
 template <typename E>
-RA_PTX void store_rows(const float (&acc)[128], const gemm_unit *u, const warp_place &to)
+RA_PTX void store_rows(const float (&acc)[128], const gemm_unit *u, const warp_place &to,
+                       const ra_grad_view *result, bool sums)
 {
     const int mine = to.row + to.lane / 4;
-    E *first = address_of<E>(to.result, u, to, mine);
-    E *second = first + 8 * to.result.seq;
-    const int end_a = mine < u->count ? to.end : 0, end_b = mine + 8 < u->count ? to.end : 0;
 #pragma unroll
-    for (int i = 0; i < 128; i += 4) {
-        if (i * 2 < end_a) {
-            *(uint32_t *)(first + i * 2) = cvt_rn_x2<E>(acc[i], acc[i + 1]);
-        }
-        if (i * 2 < end_b) {
-            *(uint32_t *)(second + i * 2) = cvt_rn_x2<E>(acc[i + 2], acc[i + 3]);
+    for (int half = 0; half < 2; half++) { /* rows eight apart */
+        const int row = mine + 8 * half;
+        const float *sum = address_of<float>(to.view, u, row, to.lane);
+        E *at = address_of<E>(result, u, row, to.lane);
+        const int end = row < u->count ? to.end : 0;
+#pragma unroll
+        for (int i = 2 * half; i < 128; i += 4) {
+            const int c = i / 4 * 8;
+            if (c < end) {
+                const float2 more =
+                    sums ? __ldcg((const float2 *)(sum + c)) : make_float2(0.0f, 0.0f);
+                *(uint32_t *)(at + c) =
+                    cvt_rn_x2<E>(acc[i] * to.scale + more.x, acc[i + 1] * to.scale + more.y);
+            }
         }
     }
 }
 
 template <typename E>
-RA_PTX void add_result(const ra_gemm_args &args, shared sm, const gemm_unit *u, float (&acc)[128],
-                       int thread, int warpgroup)
+RA_PTX void add_result(const ra_gemm_args &args, shared sm, const gemm_unit *u,
+                       const float (&acc)[128], int thread, int warpgroup)
 {
-    const warp_place to = place_of(args, u, thread, warpgroup);
-    const int when = args.whole ? u->when : 0;
-    const bool boxes = to.row + 16 <= u->count;
+    const int warp = warpgroup * 4 + thread / 32, when = args.whole ? u->when : 0;
+    const uint32_t staging = sm.base + AT_STAGING + warp * WARP_STAGING;
+    warp_place to;
+    to.lane = thread & 31;
+    to.row = warp * 16;
+    to.end = args.slab.chan - u->slab64 * RA_SLAB;
+    to.scale = u->kind == DV ? 1.0f : args.slab.scale;
+    to.view = u->kind == DQ ? &args.dq : u->kind == DK ? &args.dk[u->source] : &args.dv[u->source];
     if (to.row >= u->count) {
         return;
     }
-    const float scale = u->kind == DV ? 1.0f : args.slab.scale;
-#pragma unroll
-    for (int i = 0; i < 128; i++) {
-        acc[i] *= scale;
-    }
-    if ((when & RA_SLAB_FINAL) && !(when & RA_SLAB_FRESH)) {
-        take_sums(acc, u, to);
-    }
+    const bool boxes = to.row + 16 <= u->count, fresh = when & RA_SLAB_FRESH;
     if (when & RA_SLAB_FINAL) {
         if (boxes) {
-            store_boxes<E>(acc, sm, u, to);
+            to.map = u->kind == DQ   ? &args.final_dq
+                     : u->kind == DK ? &args.final_dk
+                                     : &args.final_dv;
+            store_boxes<E>(acc, staging, u, to, !fresh);
         } else {
-            store_rows<E>(acc, u, to);
+            const ra_grad_view *result = u->kind == DQ   ? &args.result_dq
+                                         : u->kind == DK ? &args.result_dk
+                                                         : &args.result_dv;
+            store_rows<E>(acc, u, to, result, !fresh);
         }
     } else if (boxes) {
-        add_boxes(acc, sm, u, to, when & RA_SLAB_FRESH);
+        to.map = u->kind == DQ   ? &args.add_dq
+                 : u->kind == DK ? &args.add_dk[u->source]
+                                 : &args.add_dv[u->source];
+        add_boxes(acc, staging, u, to, fresh);
     } else {
-        add_rows(acc, u, to, when & RA_SLAB_FRESH);
+        add_rows(acc, u, to, fresh);
     }
 }
 
