@@ -83,6 +83,16 @@ expect 0 "runs:$work/runs.json" check "$causal" --ranks 3 --layout "runs:$work/r
 printf '[[[0, 44]], [], [[40, 44]]]' >"$work/overlap.json"
 expect 2 'ringattn: ' check "$causal" --ranks 3 --layout "runs:$work/overlap.json"
 expect 2 'No such file' check "$causal" --ranks 3 --layout "runs:$work/none.json"
+mkfifo "$work/fifo"
+for odd in "$work/fifo" /dev/zero "$work"; do
+    expect 2 'not a regular file' check "$causal" --layout "runs:$odd"
+    expect 2 'not a regular file' plan --seq 100 --ranks 2 --docs "$odd"
+done
+truncate -s 67108865 "$work/large"
+expect 2 'at most 67108864' check "$causal" --layout "runs:$work/large"
+expect 2 '--docs: ' plan --seq 100 --ranks 2 --docs "$work/large"
+truncate -s 10 "$work/large"
+expect 2 'a 0 byte' plan --seq 100 --ranks 2 --docs "$work/large"
 sed -i 's/^/[/' "$work/overlap.json"
 expect 2 'overlap.json' check "$causal" --ranks 3 --layout "runs:$work/overlap.json"
 for option in --forward-only --keep-kv --no-overlap '--dtype=f16' '--dtype=bf16' --verbose \
@@ -150,6 +160,78 @@ expect 2 'none.safetensors' run "$work/none.safetensors" -o "$work/never"
 holds 'run: a full disk, exit 2' [ $? = 2 ]
 holds 'run: failures leave no file' [ "$(ls -A "$work")" = "$before" ]
 
+# generate FILE HEADS SEQ WINDOW: an f32 case of equal values.
+generate() {
+    python3 - "$@" <<'END'
+import json, struct, sys
+
+path, (count, seq, window), chan = sys.argv[1], map(int, sys.argv[2:]), 64
+header, begin = {"__metadata__": {"scale": "1", "causal": "true", "sliding_window": str(window)}}, 0
+sizes = {name: [1, count if name == "query" else 1, seq, chan] for name in ("query", "key", "value")}
+for name, shape in sizes.items():
+    end = begin + 4 * shape[1] * seq * chan
+    header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+    begin = end
+text = json.dumps(header).encode()
+with open(path, "wb") as file:
+    file.write(struct.pack("<Q", len(text)) + text)
+    file.write(struct.pack("<f", 0.01) * (begin // 4))
+END
+}
+
+# ---- run: a signal at any time leaves no file either; the old one stays, or the new one is whole
+mkdir "$work/killed"
+if command -v python3 >/dev/null; then
+    generate "$work/wide_out" 32 4096 8
+    for delay in 5 10 20 40 60 80 100 120 140 160 180 200 220 240 260 280 300 350 400 500 600; do
+        timeout -s $((delay % 3 == 0 ? 2 : 15)) "$(printf 0.%03d $delay)" "$binary" \
+            run "$work/wide_out" -o "$work/killed/out" >/dev/null 2>"$work/err"
+    done
+else
+    echo 'skipped: signals (no python3)'
+fi
+"$binary" run "$complete" -o "$work/killed/out" >/dev/null 2>"$work/err"
+holds 'run: signals leave no file' [ "$(ls -A "$work/killed")" = out ]
+holds 'run: the mode follows the umask' [ "$(stat -c %a "$work/killed/out")" = \
+    "$(printf %o $((0666 & ~0$(umask))))" ]
+
+# ---- trace: neither an input nor the output, by any name; whole or not at all
+cp "$complete" "$work/in.safetensors" && chmod u+w "$work/in.safetensors"
+ln "$work/in.safetensors" "$work/hard" && ln -s in.safetensors "$work/soft"
+sum=$(cksum <"$work/in.safetensors")
+for trace in "$work/in.safetensors" "$work/./in.safetensors" "$work/hard" "$work/soft"; do
+    expect 2 'is an input' check "$causal" "$work/in.safetensors" --trace "$trace"
+    expect 2 'is an input' run "$work/in.safetensors" -o "$work/traced" --trace "$trace"
+done
+holds 'trace: the input is as it was' [ "$(cksum <"$work/in.safetensors")" = "$sum" ]
+expect 2 'is the output' run "$complete" -o "$work/traced" --trace "$work/killed/../traced"
+holds 'trace: refused before anything is written' [ ! -e "$work/traced" ]
+expect 2 'not a regular file' check "$causal" --trace /dev/null
+expect 2 'cannot write' check "$causal" --trace "$work/none/trace"
+echo old >"$work/trace.json"
+(
+    trap '' XFSZ
+    ulimit -f 0
+    "$binary" check "$causal" --trace "$work/trace.json" >/dev/null 2>&1
+)
+holds 'trace: a full disk, exit 2' [ $? = 2 ]
+holds 'trace: a full disk leaves the old one' [ "$(cat "$work/trace.json")" = old ]
+expect 0 '' run "$complete" -o "$work/traced" --trace "$work/trace.json"
+cp "$work/trace.json" "$work/out"
+json 'len(d["traceEvents"]) > 0'
+
+# ---- timeout: rank 0 has nothing to compute and waits for rank 2, which has nearly all
+if command -v python3 >/dev/null; then
+    generate "$work/lopsided" 4 2048 0
+    printf '[[[0, 1]], [[1, 1]], [[2, 2046]]]' >"$work/lopsided.json"
+    lopsided=(run "$work/lopsided" -o "$work/lopsided.out" --ranks 3 --threads 1
+        --layout "runs:$work/lopsided.json" --cpu-level portable)
+    expect 3 'rank' "${lopsided[@]}" --timeout 0.01
+    expect 0 'forward' "${lopsided[@]}"
+else
+    echo 'skipped: timeout (no python3)'
+fi
+
 # ---- plan
 expect 0 'imbalance' plan "$sliding" --ranks 4
 expect 0 'imbalance' plan --seq 1000000 --ranks 64 --window 1024
@@ -163,7 +245,11 @@ json 'd["pairs"] == 300 * 301 // 2 + 500 * 501 // 2'
 expect 0 '' plan --seq 100 --ranks 2 --window 10 --vision within_window --images 40:20 --json
 expect 2 '--docs: document 2' plan --seq 100 --ranks 2 --docs 50,60
 expect 2 '--docs: ' plan --seq 100 --ranks 2 --docs "$work/none"
-expect 2 '--images: 90:20' plan --seq 100 --ranks 2 --window 5 --images 90:20
+expect 2 '--images: 90:20' plan --seq 100 --ranks 2 --window 5 --vision over_window --images 90:20
+expect 2 '--images: given without --vision' plan --seq 100 --ranks 2 --window 5 --images 9:2
+expect 2 '--vision: given without --window' plan --seq 100 --ranks 2 --vision over_window
+expect 2 'expected at most 1024' plan --seq 100 --ranks 1025
+expect 2 'expected at most 1024' check "$causal" --ranks 1025
 expect 2 'ringattn: ' plan --seq 100 --ranks 2 --heads 8/3
 expect 2 'ringattn: ' plan --seq 100 --ranks 2 --head-dim 13
 

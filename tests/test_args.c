@@ -40,6 +40,11 @@ static void understands_check(void **state)
     assert_int_equal(args.threads, 3);
     assert_true(args.json && args.keep_kv && !args.no_overlap && !args.forward_only);
     assert_int_equal(args.dtype, 0);
+    assert_int_equal(args.timeout_ms, 600000);
+    assert_int_equal(parse("run a -o b --timeout 2.5", &args), RA_OK);
+    assert_int_equal(args.timeout_ms, 2500);
+    assert_int_equal(parse("plan --seq 5 --ranks 1024 --timeout 1000000", &args), RA_OK);
+    assert_int_equal(args.timeout_ms, 1000000000);
     assert_int_equal(parse("check --dtype=bf16 --backend cpu --transport threads -- --a", &args),
                      RA_OK);
     assert_int_equal(args.dtype, RA_BF16);
@@ -90,6 +95,14 @@ static void refuses_with_a_reason(void **state)
         {"check a --ranks", "--ranks: argument missing"},
         {"check a --ranks 0", "--ranks: 0"},
         {"check a --ranks 4097", "--ranks: 4097"},
+        {"check a --ranks 1025", "--ranks: 1025, expected at most 1024"},
+        {"plan --seq 5 --ranks 1025", "--ranks: 1025, expected at most 1024"},
+        {"check a --timeout 0", "--timeout: 0, expected seconds"},
+        {"check a --timeout nan", "--timeout: nan"},
+        {"check a --timeout 1e9", "--timeout: 1e9"},
+        {"check a --timeout 5s", "--timeout: 5s"},
+        {"check a --timeout -1", "--timeout: -1"},
+        {"bench --timeout 5", "no such option"},
         {"check a --ranks 2x", "--ranks: 2x"},
         {"check a --ranks 99999999999999999999", "--ranks"},
         {"check a --json=1", "takes no argument"},
@@ -115,6 +128,8 @@ static void refuses_with_a_reason(void **state)
         {"plan --seq 5 --ranks 2 --heads /8", "--heads"},
         {"plan --seq 5 --ranks 2 --vision none2", "--vision: none2"},
         {"plan --seq 5 --ranks 2 --vision within_window", "without --window"},
+        {"plan --seq 5 --ranks 2 --images 0:2", "--images: given without --vision"},
+        {"plan --seq 5 --ranks 2 --window 3 --images 0:2 --vision none", "--images: given without"},
         {"plan --seq 5 --ranks 2 --head-dim 513", "--head-dim: 513"},
         {"bench a", "reads no file"},
     };

@@ -59,18 +59,26 @@ static float plain_scale(int64_t chan)
     return 1.5f / sqrtf((float)chan);
 }
 
+/* A level that multiplies bf16 rounds p and ds to it, as the plain computation does. */
+static double tolerance_at(const ra_backend *backend, ra_dtype dtype, double tolerance)
+{
+    bool rounds = strstr(ra_backend_level(backend), "bf16") && dtype == RA_BF16;
+    return rounds ? 0x1p-7 : tolerance;
+}
+
 static void check_case(ra_backend *const *levels, const cover_case *c, double tolerance,
                        const char *name, int64_t number)
 {
     for (; *levels; levels++) {
         support_limit(60, "%s, case %lld, %s", name, (long long)number, ra_backend_level(*levels));
+        double allowed = tolerance_at(*levels, c->dtype, tolerance);
         ra_fold_job forward = cover_fold_job(c, &c->cover);
         fold(*levels, &forward);
-        cover_check_fold(c, &forward, tolerance);
+        cover_check_fold(c, &forward, allowed);
         cover_fold_free(&forward);
         ra_grad_job backward = cover_grad_job(c, &c->cover);
         grad(*levels, &backward);
-        cover_check_grad(c, &backward, tolerance);
+        cover_check_grad(c, &backward, allowed);
         cover_grad_free(&backward);
     }
 }
@@ -241,8 +249,9 @@ static void test_resume(void **state)
             grad(backend, &backward);
             ra_cover_free(&cover);
         }
-        cover_check_fold(&c, &forward, 1e-5);
-        cover_check_grad(&c, &backward, 1e-5);
+        double allowed = tolerance_at(backend, c.dtype, 1e-5);
+        cover_check_fold(&c, &forward, allowed);
+        cover_check_grad(&c, &backward, allowed);
         cover_fold_free(&forward);
         cover_grad_free(&backward);
         ra_free(parts);

@@ -210,6 +210,48 @@ static void check_slab(const plan *p, const ra_slab *slab)
     ra_free(t.tile);
 }
 
+/* The first slab that adds to a part is marked, and the last. state: 0, then 1 while more will
+ * come, 2 behind the last. The result is the part's rows if they were not counted before. */
+static int64_t check_when(int32_t when, int64_t rows, uint8_t *state)
+{
+    int64_t counted = *state ? 0 : rows;
+    assert_true(*state < 2);
+    assert_int_equal((when & RA_SLAB_FRESH) != 0, *state == 0);
+    *state = when & RA_SLAB_FINAL ? 2 : 1;
+    return counted;
+}
+
+static void check_marks(const plan *p)
+{
+    const ra_slabs *slabs = &p->slabs;
+    uint8_t *strip = NULL, *tile = NULL;
+    int64_t queries = 0, keys = 0;
+    assert_int_equal(RA_NEW(&strip, slabs->strip_count + 1), RA_OK);
+    assert_int_equal(RA_NEW(&tile, slabs->tile_count + 1), RA_OK);
+    for (int64_t i = 0; i < slabs->output_count; i++) {
+        const ra_slab_output *output = &slabs->output[i];
+        for (int cta = 0; cta < (output->keys ? 2 : 1); cta++) {
+            int32_t part = output->part[cta], when = output->when[cta];
+            if (output->keys && part >= 0) {
+                keys += check_when(when, slabs->tile[part].count, &tile[part]);
+            } else if (!output->keys) {
+                queries += check_when(when, slabs->strip[part].count, &strip[part]);
+                assert_int_equal(output->when[1], when);
+            }
+        }
+    }
+    for (int64_t i = 0; i < slabs->strip_count; i++) {
+        assert_int_equal(strip[i], 2);
+    }
+    for (int64_t i = 0; i < slabs->tile_count; i++) {
+        assert_int_not_equal(tile[i], 1);
+    }
+    assert_int_equal(slabs->queries, queries);
+    assert_int_equal(slabs->keys, keys);
+    ra_free(strip);
+    ra_free(tile);
+}
+
 static void check_plan(const plan *p)
 {
     int64_t blocks = 0;
@@ -220,6 +262,7 @@ static void check_plan(const plan *p)
         blocks += p->slabs.slab[i].block_count;
     }
     assert_int_equal(blocks, p->slabs.block_count);
+    check_marks(p);
 }
 
 /* ---- cases */

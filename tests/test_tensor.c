@@ -144,7 +144,50 @@ static void outputs_must_not_overlap(void **state)
     assert_int_equal(ra_apart_check(&a, "out", &b, "v"), RA_E_ARG);
     assert_message("out: data");
     b.data = storage + 8;
+    assert_int_equal(ra_apart_check(&a, "out", &b, "v"), RA_E_ARG);
+    b.data = storage + ra_tensor_count(&a);
     assert_int_equal(ra_apart_check(&a, "out", &b, "v"), RA_OK);
+}
+
+/* Query, key and value gradients as slices of one buffer: token-major, then head-major. */
+static void slices_of_a_fused_buffer_are_apart(void **state)
+{
+    (void)state;
+    enum { ROWS = 2, SEQ = 5, CHAN = 8, HEADS = 6 }; /* heads 0-3, 4 and 5 */
+    static float fused[ROWS * SEQ * HEADS * CHAN];
+    for (int token_major = 0; token_major < 2; token_major++) {
+        int64_t seq = token_major ? HEADS * CHAN : CHAN, head = token_major ? CHAN : SEQ * CHAN;
+        ra_tensor q = ra_tensor_bhsd(fused, RA_F32, ROWS, 4, SEQ, CHAN);
+        q.stride[RA_ROW] = SEQ * HEADS * CHAN;
+        q.stride[RA_SEQ] = seq;
+        q.stride[RA_HEAD] = head;
+        ra_tensor k = q, v = q;
+        k.size[RA_HEAD] = v.size[RA_HEAD] = 1;
+        k.data = fused + 4 * head;
+        v.data = fused + 5 * head;
+        const ra_tensor *const all[] = {&q, &k, &v};
+        for (int i = 0; i < 3; i++) {
+            for (int j = 0; j < 3; j++) {
+                assert_int_equal(ra_apart_check(all[i], "dq", all[j], "dk"),
+                                 i == j ? RA_E_ARG : RA_OK);
+            }
+        }
+        k.data = fused + 4 * head - 1; /* one channel into q's last head */
+        assert_int_equal(ra_apart_check(&q, "dq", &k, "dk"), RA_E_ARG);
+        assert_int_equal(ra_apart_check(&k, "dk", &q, "dq"), RA_E_ARG);
+        k.data = fused + 4 * head + 1; /* one into v's */
+        assert_int_equal(ra_apart_check(&v, "dv", &k, "dk"), RA_E_ARG);
+    }
+}
+
+static void rows_that_overlap_themselves_are_refused(void **state)
+{
+    (void)state;
+    ra_tensor t = sample();
+    t.stride[RA_SEQ] = 7; /* of 8 channels */
+    assert_int_equal(check(&t), RA_OK);
+    assert_int_equal(ra_tensor_check_output(&t, "out", RA_F32, 2, 3, 5, 8), RA_E_SHAPE);
+    assert_message("stride 7 of axis 2");
 }
 
 static void views_of_any_size(void **state)
@@ -179,6 +222,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(checks_name_what_is_wrong),
         cmocka_unit_test(empty_views_need_no_data),
         cmocka_unit_test(outputs_must_not_overlap),
+        cmocka_unit_test(slices_of_a_fused_buffer_are_apart),
+        cmocka_unit_test(rows_that_overlap_themselves_are_refused),
         cmocka_unit_test(views_of_any_size),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

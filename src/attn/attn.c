@@ -85,14 +85,40 @@ static ra_status run_forward(ra_ctx *ctx, const ra_plan *plan, const ra_forward_
     return RA_OK;
 }
 
+/* Is hop 0 all of the backward? Then nothing arrives to be added either. */
+static bool is_whole(const ra_ctx *ctx, const ra_plan *plan)
+{
+    return ctx->backend->ops->grad_whole && ra_comm_size(ctx->comm) == 1 &&
+           plan->schedule.hop_count == 1 && plan->schedule.hop[0].cover.q_count > 0;
+}
+
 /* Zero sums, and delta = rowsum(out * dout). */
 static ra_status open_sums(const ra_backend *backend, const ra_backward_io *io,
-                           const ra_backward_scratch *s)
+                           const ra_backward_scratch *s, bool whole)
 {
+    if (whole) {
+        return backend->ops->row_dot(backend->self, &io->out, &io->dout, &s->delta);
+    }
     RA_TRY(backend->ops->fill(backend->self, &s->dq, 0.0f));
     RA_TRY(backend->ops->fill(backend->self, &s->dk, 0.0f));
     RA_TRY(backend->ops->fill(backend->self, &s->dv, 0.0f));
     return backend->ops->row_dot(backend->self, &io->out, &io->dout, &s->delta);
+}
+
+static ra_status close_sums(const ra_backend *backend, const ra_backward_io *io,
+                            const ra_backward_scratch *s)
+{
+    RA_TRY(backend->ops->cast(backend->self, &io->dq, &s->dq));
+    RA_TRY(backend->ops->cast(backend->self, &io->dk, &s->dk));
+    return backend->ops->cast(backend->self, &io->dv, &s->dv);
+}
+
+static ra_status run_grad(const ra_backend *backend, const ra_grad_job *job,
+                          const ra_backward_io *io, bool whole)
+{
+    const ra_grad_results to = {io->dq, io->dk, io->dv};
+    return whole ? backend->ops->grad_whole(backend->self, job, &to)
+                 : backend->ops->grad(backend->self, job);
 }
 
 static ra_status walk_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backward_io *io,
@@ -123,7 +149,7 @@ static ra_status walk_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backwa
         }
         if (job.cover->q_count > 0) {
             int64_t begin = ra_trace_begin(ctx->options.trace);
-            RA_TRY(backend->ops->grad(backend->self, &job));
+            RA_TRY(run_grad(backend, &job, io, is_whole(ctx, plan)));
             ra_trace_end(ctx->options.trace, begin, "backward", RA_LANE_COMPUTE,
                          ra_comm_rank(ctx->comm), h);
         }
@@ -156,11 +182,9 @@ static ra_status run_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backwar
         .landing_v = s.landing_v,
         .landing_rows = s.landing_rows,
     };
-    RA_TRY(open_sums(backend, io, &s));
+    RA_TRY(open_sums(backend, io, &s, is_whole(ctx, plan)));
     RA_TRY(walk_backward(ctx, plan, io, &s, call));
-    RA_TRY(backend->ops->cast(backend->self, &io->dq, &s.dq));
-    RA_TRY(backend->ops->cast(backend->self, &io->dk, &s.dk));
-    return backend->ops->cast(backend->self, &io->dv, &s.dv);
+    return is_whole(ctx, plan) ? RA_OK : close_sums(backend, io, &s);
 }
 
 /* A call that failed on its way leaves no number that could be taken for a result. */

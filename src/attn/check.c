@@ -24,23 +24,37 @@ static ra_status check_plan(const ra_ctx *ctx, const ra_plan *plan, const void *
     return RA_OK;
 }
 
-/* A tensor of the operation: name, which heads, and whether it is written. */
+/* A tensor of the operation: whose size it has, and whether it is written. */
+typedef enum tensor_kind { LIKE_Q, LIKE_K, LIKE_LSE, LIKE_KEPT } tensor_kind;
+
 typedef struct expectation {
     const ra_tensor *tensor;
     const char *name;
-    bool kv_heads, written;
+    tensor_kind kind;
+    bool written;
 } expectation;
 
-static ra_status check_tensors(const ra_plan *plan, const expectation *list, int count)
+static ra_status check_tensor(const ra_plan *plan, const expectation *e)
 {
     const ra_layer *layer = plan->layer;
+    const ra_step *step = plan->step;
+    bool q_heads = e->kind == LIKE_Q || e->kind == LIKE_LSE, kept = e->kind == LIKE_KEPT;
+    ra_status (*check)(const ra_tensor *, const char *, ra_dtype, int64_t, int64_t, int64_t,
+                       int64_t) = e->written ? ra_tensor_check_output : ra_tensor_check;
+    RA_TRY(check(e->tensor, e->name, e->kind == LIKE_LSE ? RA_F32 : layer->dtype,
+                 kept ? 1 : step->rows, q_heads ? layer->q_heads : layer->kv_heads,
+                 kept ? plan->schedule.rows_received : step->seq_local,
+                 e->kind == LIKE_LSE ? 1 : layer->head_dim));
+    return ra_backend_check(step->ctx->backend, e->tensor, e->name);
+}
+
+/* Sizes first, of all; then every result against every other tensor. Kept rows, the last two, exist
+ * with keep_kv only. */
+static ra_status check_tensors(const ra_plan *plan, const expectation *list, int count)
+{
+    count -= plan->step->ctx->options.keep_kv ? 0 : 2;
     for (int i = 0; i < count; i++) {
-        const expectation *e = &list[i];
-        int64_t heads = e->kv_heads ? layer->kv_heads : layer->q_heads;
-        RA_TRY((e->written ? ra_tensor_check_output
-                           : ra_tensor_check)(e->tensor, e->name, layer->dtype, plan->step->rows,
-                                              heads, plan->step->seq_local, layer->head_dim));
-        RA_TRY(ra_backend_check(plan->step->ctx->backend, e->tensor, e->name));
+        RA_TRY(check_tensor(plan, &list[i]));
     }
     for (int i = 0; i < count; i++) {
         for (int j = 0; list[i].written && j < count; j++) {
@@ -52,29 +66,6 @@ static ra_status check_tensors(const ra_plan *plan, const expectation *list, int
     return RA_OK;
 }
 
-static ra_status check_lse(const ra_plan *plan, const ra_tensor *lse, bool written)
-{
-    RA_TRY((written ? ra_tensor_check_output : ra_tensor_check)(
-        lse, "lse", RA_F32, plan->step->rows, plan->layer->q_heads, plan->step->seq_local, 1));
-    return ra_backend_check(plan->step->ctx->backend, lse, "lse");
-}
-
-static ra_status check_kept(const ra_plan *plan, const ra_tensor *kept_k, const ra_tensor *kept_v,
-                            bool written)
-{
-    if (!plan->step->ctx->options.keep_kv) {
-        return RA_OK;
-    }
-    const ra_layer *layer = plan->layer;
-    int64_t kept_seq = plan->schedule.rows_received;
-    ra_status (*check)(const ra_tensor *, const char *, ra_dtype, int64_t, int64_t, int64_t,
-                       int64_t) = written ? ra_tensor_check_output : ra_tensor_check;
-    RA_TRY(check(kept_k, "kept_k", layer->dtype, 1, layer->kv_heads, kept_seq, layer->head_dim));
-    RA_TRY(check(kept_v, "kept_v", layer->dtype, 1, layer->kv_heads, kept_seq, layer->head_dim));
-    RA_TRY(ra_backend_check(plan->step->ctx->backend, kept_k, "kept_k"));
-    return ra_backend_check(plan->step->ctx->backend, kept_v, "kept_v");
-}
-
 ra_status ra_forward_check(const ra_ctx *ctx, const ra_plan *plan, const ra_forward_io *io)
 {
     RA_TRY(check_plan(ctx, plan, io));
@@ -82,14 +73,15 @@ ra_status ra_forward_check(const ra_ctx *ctx, const ra_plan *plan, const ra_forw
         return RA_FAIL(RA_E_ARG, "io.size: %zu, expected %zu", io->size, sizeof *io);
     }
     const expectation list[] = {
-        {&io->q, "q", false, false},
-        {&io->k, "k", true, false},
-        {&io->v, "v", true, false},
-        {&io->out, "out", false, true},
+        {&io->q, "q", LIKE_Q, false},
+        {&io->k, "k", LIKE_K, false},
+        {&io->v, "v", LIKE_K, false},
+        {&io->out, "out", LIKE_Q, true},
+        {&io->lse, "lse", LIKE_LSE, true},
+        {&io->kept_k, "kept_k", LIKE_KEPT, true},
+        {&io->kept_v, "kept_v", LIKE_KEPT, true},
     };
-    RA_TRY(check_tensors(plan, list, sizeof list / sizeof *list));
-    RA_TRY(check_lse(plan, &io->lse, true));
-    return check_kept(plan, &io->kept_k, &io->kept_v, true);
+    return check_tensors(plan, list, sizeof list / sizeof *list);
 }
 
 ra_status ra_backward_check(const ra_ctx *ctx, const ra_plan *plan, const ra_backward_io *io)
@@ -102,12 +94,17 @@ ra_status ra_backward_check(const ra_ctx *ctx, const ra_plan *plan, const ra_bac
         return RA_FAIL(RA_E_ARG, "io.size: %zu, expected %zu", io->size, sizeof *io);
     }
     const expectation list[] = {
-        {&io->q, "q", false, false},       {&io->k, "k", true, false},
-        {&io->v, "v", true, false},        {&io->out, "out", false, false},
-        {&io->dout, "dout", false, false}, {&io->dq, "dq", false, true},
-        {&io->dk, "dk", true, true},       {&io->dv, "dv", true, true},
+        {&io->q, "q", LIKE_Q, false},
+        {&io->k, "k", LIKE_K, false},
+        {&io->v, "v", LIKE_K, false},
+        {&io->out, "out", LIKE_Q, false},
+        {&io->dout, "dout", LIKE_Q, false},
+        {&io->lse, "lse", LIKE_LSE, false},
+        {&io->dq, "dq", LIKE_Q, true},
+        {&io->dk, "dk", LIKE_K, true},
+        {&io->dv, "dv", LIKE_K, true},
+        {&io->kept_k, "kept_k", LIKE_KEPT, false},
+        {&io->kept_v, "kept_v", LIKE_KEPT, false},
     };
-    RA_TRY(check_tensors(plan, list, sizeof list / sizeof *list));
-    RA_TRY(check_lse(plan, &io->lse, false));
-    return check_kept(plan, &io->kept_k, &io->kept_v, false);
+    return check_tensors(plan, list, sizeof list / sizeof *list);
 }

@@ -112,8 +112,8 @@ ra_status ra_ctx_create(ra_backend *backend, ra_comm *comm, const ra_layer *laye
     ra_status status = check_create(backend, layers, layer_count, options, out);
     status = status ? status : create_local(backend, comm, layers, layer_count, options, &ctx);
     status = status ? status : RA_NEW(&all, size);
-    int timeout_ms =
-        ctx && ctx->options.timeout_ms > 0 ? ctx->options.timeout_ms : RA_TIMEOUT_MS_DEFAULT;
+    bool readable = options && options->size == sizeof *options && options->timeout_ms > 0;
+    int timeout_ms = readable ? options->timeout_ms : RA_TIMEOUT_MS_DEFAULT;
     status = ra_comm_agree(comm, status, timeout_ms);
     if (!status) {
         claim mine = make_claim(ctx);

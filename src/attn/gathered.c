@@ -99,7 +99,9 @@ static ra_status unpack(const exchange *x, ra_gathered *out)
         size_t run_bytes = (size_t)h->run_count * sizeof(ra_run);
         if (x->mine.has_runs) {
             out->run_counts[rank] = (int)h->run_count;
-            memcpy(out->runs + runs, list, run_bytes);
+            if (run_bytes > 0) {
+                memcpy(out->runs + runs, list, run_bytes);
+            }
         } else {
             out->run_counts[rank] = 1;
             out->runs[runs] = (ra_run){seq, h->seq_local};

@@ -48,7 +48,8 @@ ra_path_choice ra_path_choose(const ra_layer *layer, bool has_documents, bool ha
 const char *ra_path_for(const ra_layer *layer, bool has_documents, bool has_vision, bool contiguous,
                         const char **reason)
 {
-    ra_path_choice choice = ra_path_choose(layer, has_documents, has_vision, contiguous);
+    ra_path_choice choice = layer ? ra_path_choose(layer, has_documents, has_vision, contiguous)
+                                  : general("layer: NULL");
     if (reason) {
         *reason = choice.reason;
     }

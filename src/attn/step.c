@@ -15,8 +15,22 @@ ra_scratch_shape ra_plan_shape(const ra_plan *plan)
     };
 }
 
+/* Byte offsets into the largest tensor, an f64 one of all query heads, must fit int64. */
+static ra_status check_extent(const ra_step *step, const ra_layer *layer)
+{
+    int64_t product = (int64_t)layer->q_heads * layer->head_dim * 8;
+    if (__builtin_mul_overflow(product, step->rows, &product) ||
+        __builtin_mul_overflow(product, step->seq_local, &product)) {
+        return RA_FAIL(
+            RA_E_ARG, "desc: %lld rows of %lld tokens, %d heads of %d: beyond 64-bit addresses",
+            (long long)step->rows, (long long)step->seq_local, layer->q_heads, layer->head_dim);
+    }
+    return RA_OK;
+}
+
 static ra_status build_plan(ra_step *step, const ra_layer *layer, ra_plan *plan)
 {
+    RA_TRY(check_extent(step, layer));
     plan->step = step;
     plan->layer = layer;
     plan->choice =
@@ -111,7 +125,7 @@ ra_status ra_step_create(ra_ctx *ctx, const ra_step_desc *desc, ra_step **out)
     ra_gathered_free(&gathered);
     if (status) {
         ra_step_free(step);
-        if (status == RA_E_COMM) {
+        if (ra_comm_is_aborted(ctx->comm)) {
             ra_ctx_finish(ctx, status);
         }
         return status;

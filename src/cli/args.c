@@ -19,6 +19,10 @@ enum {
     ALL = RING | PLAN | BENCH,
 };
 
+/* A rank that waits sees no difference between one that still computes its hop and one that is
+ * gone. Here a long computation is the more likely of the two. */
+enum { TIMEOUT_MS_DEFAULT = 600 * 1000, TIMEOUT_SECONDS_MAX = 1000 * 1000 };
+
 /* name, letter or 0, argument or NULL, commands, help */
 #define OPTION_LIST(X)                                                                             \
     X(RANKS, "ranks", 'n', "N", RING | PLAN, "ranks to shard over (check, run: 2)")                \
@@ -35,6 +39,7 @@ enum {
     X(NO_OVERLAP, "no-overlap", 0, NULL, RING, "exchange between computations, not beside them")   \
     X(THREADS, "threads", 't', "N", RING | BENCH, "threads per rank (the CPUs / ranks)")           \
     X(CPU_LEVEL, "cpu-level", 0, "NAME", RING | BENCH, "instruction set of the kernels (best)")    \
+    X(TIMEOUT, "timeout", 0, "SECONDS", RING | PLAN, "longest wait for another rank (600)")        \
     X(TRACE, "trace", 0, "FILE", RING, "write a Chrome trace of the ring")                         \
     X(SEQ, "seq", 's', "N", PLAN, "positions of a row, instead of FILE")                           \
     X(DOCS, "docs", 0, "LIST", PLAN, "lengths L1,L2,... or a file of them; the rest is padding")   \
@@ -148,6 +153,20 @@ static ra_status parse_int(const char *name, const char *text, int64_t low, int6
     return RA_OK;
 }
 
+static ra_status parse_timeout(const char *text, int *out)
+{
+    char *end;
+    double seconds = strtod(text, &end);
+    bool is_number = *text && strchr("0123456789.", *text) && !*end;
+    /* The negation also refuses NaN. */
+    if (!is_number || !(seconds >= 1e-3 && seconds <= TIMEOUT_SECONDS_MAX)) {
+        return RA_FAIL(RA_E_ARG, "--timeout: %.64s, expected seconds from 0.001 to %d", text,
+                       TIMEOUT_SECONDS_MAX);
+    }
+    *out = (int)(seconds * 1e3 + 0.5);
+    return RA_OK;
+}
+
 static ra_status parse_dtype(const char *name, const char *text, bool file_allowed, ra_dtype *out)
 {
     const ra_dtype offered[] = {RA_F32, RA_BF16, RA_F16};
@@ -203,6 +222,7 @@ static ra_status apply(int id, const char *text, ra_args *out)
     case OPTION_OUT_DTYPE: return parse_dtype("--out-dtype", text, false, &out->out_dtype);
     case OPTION_THREADS: return parse_int("--threads", text, 1, RA_THREADS_MAX, &out->threads);
     case OPTION_CPU_LEVEL: return parse_cpu_level(text, out);
+    case OPTION_TIMEOUT: return parse_timeout(text, &out->timeout_ms);
     case OPTION_SEQ: return ra_number_parse("--seq", text, 1, RA_SEQ_MAX, &out->seq);
     case OPTION_WINDOW: return ra_number_parse("--window", text, 0, RA_SEQ_MAX, &out->window);
     case OPTION_VISION: return ra_vision_parse("--vision", text, &out->vision);
@@ -331,6 +351,10 @@ static ra_status check_plan(const ra_args *args, bool shape_given)
     if (args->vision != RA_VISION_OFF && args->window == 0) {
         return RA_FAIL(RA_E_ARG, "--vision: given without --window, but a global layer ignores it");
     }
+    if (args->images && args->vision == RA_VISION_OFF) {
+        return RA_FAIL(RA_E_ARG, "--images: given without --vision within_window or over_window, "
+                                 "but a layer without a rule for images ignores them");
+    }
     return RA_OK;
 }
 
@@ -370,12 +394,16 @@ static ra_status check_command(ra_args *args)
     if (args->ranks == 0 && args->transport == RA_TRANSPORT_THREADS) {
         args->ranks = args->command == RA_COMMAND_BENCH ? 1 : 2;
     }
+    if (args->ranks > RA_THREAD_RANKS_MAX && args->transport == RA_TRANSPORT_THREADS) {
+        return RA_FAIL(RA_E_ARG, "--ranks: %d, expected at most %d where ranks are threads",
+                       args->ranks, RA_THREAD_RANKS_MAX);
+    }
     return RA_OK;
 }
 
 ra_status ra_args_parse(int argc, char **argv, ra_args *out)
 {
-    *out = (ra_args){0};
+    *out = (ra_args){.timeout_ms = TIMEOUT_MS_DEFAULT};
     const char *word = argc > 1 ? argv[1] : NULL;
     if (!word) {
         return RA_FAIL(RA_E_ARG, "COMMAND: missing, expected check, run, plan or bench");

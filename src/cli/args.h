@@ -32,6 +32,7 @@ typedef struct ra_args {
     ra_device device;
     ra_dtype dtype, out_dtype; /* 0 = that of the file */
     int threads;               /* per rank; 0 = the CPUs shared by the ranks */
+    int timeout_ms;            /* of one exchange */
     const char *cpu_level, *trace, *out;
     bool forward_only, keep_kv, no_overlap, json, verbose, quick;
     /* plan without a file */

@@ -200,17 +200,16 @@ static int check_file(const char *path, const ra_args *args, ra_trace *trace, js
 
 int ra_command_check(const ra_args *args)
 {
-    enum { EVENT_MAX = 1 << 16 };
     ra_trace *trace = NULL;
     json_t *list = json_array();
     int worst = RA_EXIT_OK;
-    ra_status status = args->trace ? ra_trace_create(EVENT_MAX, &trace) : RA_OK;
+    ra_status status = ra_trace_open(args, &trace);
     for (int i = 0; i < args->file_count && !status; i++) {
         int exit_status = check_file(args->files[i], args, trace, list);
         worst = exit_status > worst ? exit_status : worst;
     }
     if (!status && trace && args->rank == 0) {
-        status = ra_trace_write(trace, args->trace);
+        status = ra_trace_save(trace, args->trace);
     }
     if (!status && args->json && args->rank == 0) {
         status = ra_json_print(json_incref(list));

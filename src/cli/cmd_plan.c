@@ -28,7 +28,11 @@ static ra_status survey_rank(ra_comm *comm, void *user)
     survey *s = user;
     int rank = ra_comm_rank(comm);
     rank_plan *to = &s->rank[rank];
-    ra_ctx_options options = {.size = sizeof options, .plan_only = true};
+    ra_ctx_options options = {
+        .size = sizeof options,
+        .timeout_ms = s->args->timeout_ms,
+        .plan_only = true,
+    };
     ra_setup setup;
     RA_TRY(ra_setup_open(&s->c, s->args, &s->deals.deal[rank], &options, comm, &setup));
     to->info = setup.info;

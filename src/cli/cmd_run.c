@@ -100,7 +100,7 @@ static ra_status run_case(const ra_args *args, ra_trace *trace, ra_case *c, ra_r
     }
     RA_TRY(write_results(c, args, ring));
     if (trace) {
-        RA_TRY(ra_trace_write(trace, args->trace));
+        RA_TRY(ra_trace_save(trace, args->trace));
     }
     if (args->json) {
         return print_json(c, args, ring);
@@ -111,11 +111,10 @@ static ra_status run_case(const ra_args *args, ra_trace *trace, ra_case *c, ra_r
 
 int ra_command_run(const ra_args *args)
 {
-    enum { EVENT_MAX = 1 << 16 };
     ra_trace *trace = NULL;
     ra_case c = {0};
     ra_ring_result ring = {0};
-    ra_status status = args->trace ? ra_trace_create(EVENT_MAX, &trace) : RA_OK;
+    ra_status status = ra_trace_open(args, &trace);
     if (!status) {
         status = run_case(args, trace, &c, &ring);
     }

@@ -2,26 +2,26 @@
  * The case of `plan --seq`: documents and images from the command line become the metadata of one
  * row. No tensors exist, so a million tokens cost a few megabytes. Must not know ranks.
  */
-#include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc.h"
 #include "cli/case.h"
+#include "cli/files.h"
 
 /* One length a line; blank lines are skipped. */
 static ra_status read_lengths(const char *path, ra_run **out, int64_t *count)
 {
-    FILE *file = fopen(path, "re");
-    if (!file) {
-        return RA_FAIL(RA_E_IO, "--docs: %s: %s", path, strerror(errno));
-    }
-    char *line = NULL;
-    size_t line_bytes = 0;
+    char *text = NULL;
+    size_t bytes = 0;
     int64_t capacity = 0;
+    RA_TRY(ra_text_file_read(path, &text, &bytes));
     ra_status status = RA_OK;
-    while (!status && getline(&line, &line_bytes, file) >= 0) {
-        line[strcspn(line, "\r\n")] = 0;
+    if (strlen(text) != bytes) {
+        status = RA_FAIL(RA_E_IO, "%s: a 0 byte, expected one length a line", path);
+    }
+    char *rest = text, *line;
+    while (!status && (line = strsep(&rest, "\n"))) {
+        line[strcspn(line, "\r")] = 0;
         if (!*line) {
             continue;
         }
@@ -31,11 +31,7 @@ static ra_status read_lengths(const char *path, ra_run **out, int64_t *count)
             *count += 1;
         }
     }
-    if (!status && ferror(file)) {
-        status = RA_FAIL(RA_E_IO, "--docs: %s: %s", path, strerror(errno));
-    }
-    free(line);
-    fclose(file);
+    ra_free(text);
     return status;
 }
 
@@ -46,6 +42,9 @@ static ra_status lay_documents(const char *text, ra_case *c)
     ra_status status;
     if (text[strspn(text, "0123456789,")]) {
         status = read_lengths(text, &docs, &count);
+        if (status == RA_E_IO) {
+            status = RA_FAIL(RA_E_IO, "--docs: %s", ra_last_error());
+        }
     } else {
         int listed = 0;
         status = ra_pairs_parse("--docs", text, 0, &docs, &listed);

@@ -1,7 +1,7 @@
 /*
  * One loop per instruction set: twelve independent sums hide the latency of a multiply-add (4
- * cycles, two issued a cycle) and fit the sixteen registers of the smaller sets. Must not be called
- * for a level the machine lacks.
+ * to 6 cycles, two issued a cycle) and fit the sixteen registers of the smaller sets. Must not be
+ * called for a level the machine lacks.
  */
 #include "cli/peak.h"
 
@@ -53,6 +53,15 @@ __attribute__((target("avx512f"))) static float loop_avx512(void)
 }
 #undef MULTIPLY_ADD
 
+#define MULTIPLY_ADD(sum, a, b) _mm512_dpbf16_ps(sum, (__m512bh)(a), (__m512bh)(b))
+__attribute__((target("avx512f,avx512bf16"))) static float loop_avx512bf16(void)
+{
+    __m512 a = _mm512_set1_ps(0.5f), b = a;
+    OPAQUE(a);
+    LOOP(__m512)
+}
+#undef MULTIPLY_ADD
+
 #define MULTIPLY_ADD(sum, a, b) _mm256_fmadd_ps(a, b, sum)
 __attribute__((target("avx2,fma"))) static float loop_avx2(void)
 {
@@ -82,10 +91,13 @@ typedef struct choice {
     double flops; /* of one call */
 } choice;
 
-static choice choose(const char *level)
+static choice choose(const char *level, ra_dtype dtype)
 {
     const double operations = (double)BLOCK * ACCUMULATORS;
 #if defined(__x86_64__)
+    if (strcmp(level, "avx512bf16") == 0 && dtype == RA_BF16) {
+        return (choice){loop_avx512bf16, operations * 64};
+    }
     if (strncmp(level, "avx512", 6) == 0) {
         return (choice){loop_avx512, operations * 32};
     }
@@ -94,6 +106,7 @@ static choice choose(const char *level)
     }
 #endif
     (void)level;
+    (void)dtype;
     return (choice){loop_portable, operations * 8};
 }
 
@@ -120,13 +133,13 @@ static void *run_loop(void *argument)
     return NULL;
 }
 
-double ra_peak_measure(const char *level, int threads)
+double ra_peak_measure(const char *level, ra_dtype dtype, int threads)
 {
     pthread_t helper[HELPERS_MAX];
     runner work[HELPERS_MAX + 1];
     int started = 0;
     for (int i = 0; i <= HELPERS_MAX; i++) {
-        work[i] = (runner){.chosen = choose(level)};
+        work[i] = (runner){.chosen = choose(level, dtype)};
     }
     while (started < threads - 1 && started < HELPERS_MAX &&
            pthread_create(&helper[started], NULL, run_loop, &work[started + 1]) == 0) {

@@ -5,7 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
-#include "base/limits.h"
+#include "cli/files.h"
 #include "cli/setup.h"
 #include "cli/world.h"
 #include "comm/comm.h"
@@ -192,7 +192,7 @@ static ra_status send_home(const job *j, ra_comm *comm, int from, int result, vo
     ra_block block = {rank == 0 ? there.data : data, bytes, bytes, 1};
     ra_xfer xfer = {rank == 0 ? from : 0, rank > 0, &block, 1, bytes};
     bool takes_part = (rank == 0 || rank == from) && bytes > 0;
-    ra_status status = ra_comm_exchange(comm, &xfer, takes_part, RA_TIMEOUT_MS_DEFAULT);
+    ra_status status = ra_comm_exchange(comm, &xfer, takes_part, j->args->timeout_ms);
     if (!status && rank == 0) {
         put_result(j, from, result, there.data);
     }
@@ -204,7 +204,7 @@ static ra_status send_home(const job *j, ra_comm *comm, int from, int result, vo
 static ra_status bring_home(const job *j, ra_comm *comm, const shard *s)
 {
     ra_ring_rank own = j->out->rank[ra_comm_rank(comm)];
-    RA_TRY(ra_comm_gather(comm, &own, sizeof own, j->out->rank, RA_TIMEOUT_MS_DEFAULT));
+    RA_TRY(ra_comm_gather(comm, &own, sizeof own, j->out->rank, j->args->timeout_ms));
     for (int rank = 0; rank < j->out->ranks; rank++) {
         /* Texts are where they are in each process. */
         j->out->rank[rank].info.path = own.info.path;
@@ -229,6 +229,7 @@ static ra_status run_rank(ra_comm *comm, void *user)
     shard s = {0}, there = {0};
     ra_ctx_options options = {
         .size = sizeof options,
+        .timeout_ms = j->args->timeout_ms,
         .forward_only = !j->out->backward,
         .no_overlap = j->args->no_overlap,
         .keep_kv = j->args->keep_kv && j->out->backward,
@@ -294,6 +295,30 @@ ra_status ra_ring_run(const ra_case *c, const ra_args *args, ra_trace *trace, ra
         return RA_FAIL(status, "%s: %s", c->path, ra_last_error());
     }
     return RA_OK;
+}
+
+ra_status ra_trace_open(const ra_args *args, ra_trace **out)
+{
+    enum { EVENT_MAX = 1 << 16 };
+    *out = NULL;
+    if (!args->trace) {
+        return RA_OK;
+    }
+    for (int i = 0; i <= args->file_count; i++) {
+        const char *other = i < args->file_count ? args->files[i] : args->out;
+        if (other && ra_file_is_same(args->trace, other)) {
+            return RA_FAIL(RA_E_ARG, "--trace: %s, expected another file than %s, which is %s",
+                           args->trace, other, i < args->file_count ? "an input" : "the output");
+        }
+    }
+    return ra_trace_create(EVENT_MAX, out);
+}
+
+ra_status ra_trace_save(const ra_trace *trace, const char *path)
+{
+    ra_aside aside;
+    RA_TRY(ra_aside_open(path, &aside));
+    return ra_aside_close(&aside, ra_trace_write(trace, aside.path));
 }
 
 void ra_ring_result_free(ra_ring_result *result)

@@ -22,6 +22,11 @@ typedef struct ra_ring_result {
     double seconds;     /* from start to end, setting up included */
 } ra_ring_result;
 
+/* *out is NULL without --trace. RA_E_ARG if its file is an input or the output. */
+ra_status ra_trace_open(const ra_args *args, ra_trace **out);
+/* The file appears whole or not at all. */
+ra_status ra_trace_save(const ra_trace *trace, const char *path);
+
 /* trace may be NULL. */
 ra_status ra_ring_run(const ra_case *c, const ra_args *args, ra_trace *trace, ra_ring_result *out);
 void ra_ring_result_free(ra_ring_result *result);

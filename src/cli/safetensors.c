@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "cli/files.h"
 
 enum { LENGTH_BYTES = 8 };
 
@@ -326,11 +327,49 @@ done:
     return status;
 }
 
+/* Without O_NONBLOCK, opening a pipe would wait for a writer. */
+static int open_file(const char *path)
+{
+    return open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+}
+
+static ra_status read_text(int fd, char **text, size_t *bytes)
+{
+    struct stat info;
+    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+        return RA_FAIL(RA_E_IO, "not a regular file");
+    }
+    if (info.st_size > RA_TEXT_FILE_BYTES_MAX) {
+        return RA_FAIL(RA_E_IO, "%lld bytes, expected at most %d", (long long)info.st_size,
+                       RA_TEXT_FILE_BYTES_MAX);
+    }
+    char *read = NULL;
+    RA_TRY(RA_NEW(&read, info.st_size + 1));
+    ra_status status = read_exactly(fd, read, (size_t)info.st_size);
+    if (status) {
+        ra_free(read);
+        return status;
+    }
+    *text = read;
+    *bytes = (size_t)info.st_size;
+    return RA_OK;
+}
+
+ra_status ra_text_file_read(const char *path, char **text, size_t *bytes)
+{
+    int fd = open_file(path);
+    if (fd < 0) {
+        return RA_FAIL(RA_E_IO, "%s: %s", path, strerror(errno));
+    }
+    ra_status status = read_text(fd, text, bytes);
+    close(fd);
+    return status ? RA_FAIL(status, "%s: %s", path, ra_last_error()) : RA_OK;
+}
+
 ra_status ra_safetensors_read(const char *path, ra_safetensors *out)
 {
     *out = (ra_safetensors){0};
-    /* Without O_NONBLOCK, opening a pipe would wait for a writer. */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int fd = open_file(path);
     if (fd < 0) {
         return RA_FAIL(RA_E_IO, "%s: %s", path, strerror(errno));
     }

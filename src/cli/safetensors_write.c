@@ -1,12 +1,13 @@
 /*
- * The writer: header and tensors go to a temporary file in the directory of the target, which is
- * synced and then renamed over it, so that no reader and no failure ever sees half a file. Must not
- * know what the tensors mean.
+ * The writer: header and tensors go to a file beside the target, which is synced and then takes its
+ * place, so that no reader, no failure and no signal ever leaves half a file. Must not know what
+ * the tensors mean.
  */
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
 #include <libgen.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "cli/files.h"
 #include "cli/safetensors.h"
 
 enum { HEADER_ALIGN = 8 };
@@ -87,10 +89,153 @@ static ra_status write_contents(int fd, const char *header, size_t header_bytes,
     for (int64_t i = 0; i < tensor_count; i++) {
         RA_TRY(write_exactly(fd, tensor[i].data, tensor[i].bytes));
     }
-    /* mkstemp makes the file private; give it the mode that creat() would have. */
+    return RA_OK;
+}
+
+/* "." of a path without a slash. NULL if memory ran out. */
+static char *directory_of(const char *path)
+{
+    char *copy = strdup(path), *result = copy ? strdup(dirname(copy)) : NULL;
+    free(copy);
+    return result;
+}
+
+bool ra_file_is_same(const char *left, const char *right)
+{
+    struct stat a, b;
+    bool has_left = stat(left, &a) == 0, has_right = stat(right, &b) == 0;
+    if (has_left || has_right) {
+        return has_left && has_right && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+    }
+    const char *left_name = strrchr(left, '/'), *right_name = strrchr(right, '/');
+    left_name = left_name ? left_name + 1 : left;
+    right_name = right_name ? right_name + 1 : right;
+    char *left_in = directory_of(left), *right_in = directory_of(right);
+    bool same = left_in && right_in && stat(left_in, &a) == 0 && stat(right_in, &b) == 0 &&
+                a.st_dev == b.st_dev && a.st_ino == b.st_ino && strcmp(left_name, right_name) == 0;
+    free(left_in);
+    free(right_in);
+    return same;
+}
+
+static void block_signals(sigset_t *before)
+{
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, before);
+}
+
+static void free_aside(ra_aside *aside)
+{
+    if (aside->named) {
+        pthread_sigmask(SIG_SETMASK, &aside->before, NULL);
+    }
+    free(aside->target);
+    free(aside->path);
+    *aside = (ra_aside){.fd = -1};
+}
+
+/* A file with a name, for file systems without O_TMPFILE. */
+static ra_status open_named(ra_aside *out)
+{
+    out->path = NULL;
+    if (asprintf(&out->path, "%s.XXXXXX", out->target) < 0) {
+        out->path = NULL;
+        return RA_FAIL(RA_E_NOMEM, "%s: allocation failed", out->target);
+    }
+    out->named = true;
+    block_signals(&out->before);
+    out->fd = mkostemp(out->path, O_CLOEXEC);
+    if (out->fd < 0) {
+        return RA_FAIL(RA_E_IO, "%s: cannot write: %s", out->target, strerror(errno));
+    }
+    /* mkostemp makes the file private; give it the mode that creat() would have. */
     mode_t mask = umask(0);
     umask(mask);
-    if (fchmod(fd, 0666 & ~mask) != 0 || fsync(fd) != 0) {
+    if (fchmod(out->fd, 0666 & ~mask) != 0) {
+        ra_status status = RA_FAIL(RA_E_IO, "%s: cannot write: %s", out->target, strerror(errno));
+        close(out->fd);
+        unlink(out->path);
+        return status;
+    }
+    return RA_OK;
+}
+
+ra_status ra_aside_open(const char *path, ra_aside *out)
+{
+    struct stat info;
+    *out = (ra_aside){.fd = -1};
+    /* A rename would replace a device or a pipe by a file, and a link by a file; realpath keeps the
+     * link. */
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) {
+        return RA_FAIL(RA_E_IO, "%s: exists and is not a regular file", path);
+    }
+    out->target = realpath(path, NULL);
+    out->target = out->target ? out->target : strdup(path);
+    char *directory = out->target ? directory_of(out->target) : NULL;
+    ra_status status = RA_OK;
+    if (directory) {
+        out->fd = open(directory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
+    }
+    if (!directory || (out->fd >= 0 && asprintf(&out->path, "/proc/self/fd/%d", out->fd) < 0)) {
+        status = RA_FAIL(RA_E_NOMEM, "%s: allocation failed", path);
+        out->path = NULL;
+    } else if (out->fd >= 0 && access(out->path, F_OK) != 0) { /* /proc is not mounted */
+        close(out->fd);
+        free(out->path);
+        status = open_named(out);
+    } else if (out->fd < 0) {
+        status = open_named(out);
+    }
+    free(directory);
+    if (status) {
+        free_aside(out);
+    }
+    return status;
+}
+
+/* Gives a file without a name the target's: at once if that is free, else by a rename. */
+static ra_status link_and_rename(const ra_aside *aside)
+{
+    enum { TRIES = 100 };
+    char *name = NULL;
+    sigset_t before;
+    if (linkat(AT_FDCWD, aside->path, AT_FDCWD, aside->target, AT_SYMLINK_FOLLOW) == 0) {
+        return RA_OK;
+    }
+    if (errno != EEXIST) {
+        return RA_FAIL(RA_E_IO, "%s", strerror(errno));
+    }
+    ra_status status = RA_OK;
+    block_signals(&before); /* the name in between would outlive the program */
+    for (int i = 0; i < TRIES; i++) {
+        free(name);
+        if (asprintf(&name, "%s.%ld.%d", aside->target, (long)getpid(), i) < 0) {
+            name = NULL;
+            status = RA_FAIL(RA_E_NOMEM, "allocation failed");
+            goto done;
+        }
+        if (linkat(AT_FDCWD, aside->path, AT_FDCWD, name, AT_SYMLINK_FOLLOW) == 0) {
+            break;
+        }
+        if (errno != EEXIST || i == TRIES - 1) {
+            status = RA_FAIL(RA_E_IO, "%s", strerror(errno));
+            goto done;
+        }
+    }
+    if (rename(name, aside->target) != 0) {
+        status = RA_FAIL(RA_E_IO, "%s", strerror(errno));
+        unlink(name);
+    }
+done:
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    free(name);
+    return status;
+}
+
+static ra_status rename_named(const ra_aside *aside)
+{
+    if (rename(aside->path, aside->target) != 0) {
         return RA_FAIL(RA_E_IO, "%s", strerror(errno));
     }
     return RA_OK;
@@ -107,33 +252,26 @@ static void sync_directory(char *path)
     }
 }
 
-static ra_status write_and_rename(const char *path, const char *header, size_t header_bytes,
-                                  const ra_st_tensor *tensor, int64_t tensor_count)
+ra_status ra_aside_close(ra_aside *aside, ra_status written)
 {
-    char *temporary = NULL;
-    if (asprintf(&temporary, "%s.XXXXXX", path) < 0) {
-        return RA_FAIL(RA_E_NOMEM, "%s: allocation failed", path);
-    }
-    int fd = mkstemp(temporary);
-    ra_status status;
-    if (fd < 0) {
-        status = RA_FAIL(RA_E_IO, "%s", strerror(errno));
-        goto done;
-    }
-    status = write_contents(fd, header, header_bytes, tensor, tensor_count);
-    if (close(fd) != 0 && !status) {
+    ra_status status = written;
+    if (!status && fsync(aside->fd) != 0) {
         status = RA_FAIL(RA_E_IO, "%s", strerror(errno));
     }
-    if (!status && rename(temporary, path) != 0) {
-        status = RA_FAIL(RA_E_IO, "%s", strerror(errno));
+    if (!status) {
+        status = aside->named ? rename_named(aside) : link_and_rename(aside);
     }
-    if (status) {
-        unlink(temporary);
-    } else {
-        sync_directory(temporary);
+    if (status && aside->named) {
+        unlink(aside->path);
     }
-done:
-    free(temporary);
+    close(aside->fd);
+    if (status == RA_E_IO) {
+        status = RA_FAIL(RA_E_IO, "%s: cannot write: %s", aside->target, ra_last_error());
+    }
+    if (!status) {
+        sync_directory(aside->target);
+    }
+    free_aside(aside);
     return status;
 }
 
@@ -141,32 +279,19 @@ ra_status ra_safetensors_write(const char *path, const ra_st_tensor *tensor, int
                                const ra_st_meta *meta, int64_t meta_count)
 {
     ra_st_tensor *sorted = NULL;
-    char *header = NULL;
     size_t header_bytes = 0;
-    struct stat info;
-    /* A rename would replace a device or a pipe by a file, and a link by a file; realpath keeps the
-     * link. */
-    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) {
-        return RA_FAIL(RA_E_IO, "%s: exists and is not a regular file", path);
-    }
+    ra_aside aside;
     RA_TRY(RA_NEW(&sorted, tensor_count));
-    char *target = realpath(path, NULL);
-    ra_status status = RA_OK;
     if (tensor_count > 0) {
         memcpy(sorted, tensor, (size_t)tensor_count * sizeof *sorted);
         qsort(sorted, (size_t)tensor_count, sizeof *sorted, compare_names);
     }
-    header = build_header(sorted, tensor_count, meta, meta_count, &header_bytes);
-    if (!header) {
-        status = RA_FAIL(RA_E_NOMEM, "%s: allocation failed", path);
-        goto done;
+    char *header = build_header(sorted, tensor_count, meta, meta_count, &header_bytes);
+    ra_status status = header ? RA_OK : RA_FAIL(RA_E_NOMEM, "%s: allocation failed", path);
+    if (!status && !(status = ra_aside_open(path, &aside))) {
+        status = ra_aside_close(
+            &aside, write_contents(aside.fd, header, header_bytes, sorted, tensor_count));
     }
-    status = write_and_rename(target ? target : path, header, header_bytes, sorted, tensor_count);
-    if (status == RA_E_IO) {
-        status = RA_FAIL(RA_E_IO, "%s: cannot write: %s", path, ra_last_error());
-    }
-done:
-    free(target);
     ra_free(header);
     ra_free(sorted);
     return status;

@@ -10,6 +10,7 @@
 #include "base/limits.h"
 #include "base/mathx.h"
 #include "cli/args.h"
+#include "cli/files.h"
 
 ra_status ra_layout_parse(const char *text, ra_layout *out)
 {
@@ -158,7 +159,11 @@ static ra_status read_runs_of(const char *path, int rank, const json_t *list, ra
 static ra_status deal_file(const char *path, ra_deals *out)
 {
     json_error_t error;
-    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
+    char *text = NULL;
+    size_t bytes = 0;
+    RA_TRY(ra_text_file_read(path, &text, &bytes));
+    json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    ra_free(text);
     if (!root) {
         return RA_FAIL(RA_E_IO, "%s: %s", path, error.text);
     }

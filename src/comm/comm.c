@@ -77,6 +77,11 @@ void ra_comm_abort(ra_comm *comm, const char *why)
     comm->call.abort(comm->call.user, why ? why : "aborted by its caller");
 }
 
+bool ra_comm_is_aborted(const ra_comm *comm)
+{
+    return atomic_load(&comm->aborted);
+}
+
 void ra_comm_close(ra_comm *comm)
 {
     if (comm) {

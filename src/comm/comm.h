@@ -11,6 +11,8 @@
 /* Posts every transfer and waits for all; counts sent bytes. Any failure leaves the comm aborted.
  */
 ra_status ra_comm_exchange(ra_comm *comm, const ra_xfer *xfers, int xfer_count, int timeout_ms);
+/* Has a call on this rank failed, or the comm been aborted here? It stays so. */
+bool ra_comm_is_aborted(const ra_comm *comm);
 /* all [size][bytes]. */
 ra_status ra_comm_gather(ra_comm *comm, const void *mine, size_t bytes, void *all, int timeout_ms);
 /* Every rank learns the worst that happened to any of them: the status and message of the first

@@ -18,7 +18,16 @@ ra_status ra_token_runs_encode(const ra_step_desc *desc, ra_token_run **out, int
 {
     ra_token_run *runs = NULL;
     int64_t used = 0, capacity = 0;
+    bool plain = !desc->doc_id && !desc->is_pad && !desc->token_type;
     for (int64_t row = 0; row < desc->rows; row++) {
+        if (plain && desc->seq_local > 0) { /* one document of text a row: nothing to read */
+            ra_status status = RA_RESERVE(&runs, &capacity, desc->rows);
+            if (status) {
+                return status;
+            }
+            runs[used++] = (ra_token_run){desc->seq_local, 1, 0};
+            continue;
+        }
         for (int64_t i = 0; i < desc->seq_local; i++) {
             ra_token_run token = token_at(desc, row, i);
             if (i > 0 && runs[used - 1].doc == token.doc && runs[used - 1].vision == token.vision) {

@@ -1,6 +1,8 @@
 /* Views and their checks. */
 #include "tensor/tensor.h"
 
+#include <stdlib.h>
+
 size_t ra_dtype_bytes(ra_dtype dtype)
 {
     switch (dtype) {
@@ -104,19 +106,39 @@ ra_status ra_tensor_check(const ra_tensor *t, const char *name, ra_dtype dtype, 
     return RA_OK;
 }
 
+/* Axes by rising stride: each step must reach beyond everything that the shorter axes span. */
+static ra_status check_distinct(const ra_tensor *t, const char *name)
+{
+    bool done[RA_NDIM] = {false};
+    int64_t span = 1; /* elements from the first to behind the last, over the axes done */
+    for (int turn = 0; turn < RA_NDIM && ra_tensor_count(t) > 0; turn++) {
+        int next = -1;
+        for (int axis = 0; axis < RA_NDIM; axis++) {
+            if (!done[axis] && (next < 0 || llabs(t->stride[axis]) < llabs(t->stride[next]))) {
+                next = axis;
+            }
+        }
+        done[next] = true;
+        if (t->size[next] == 1) {
+            continue;
+        }
+        int64_t stride = llabs(t->stride[next]);
+        if (stride < span) {
+            return RA_FAIL(RA_E_SHAPE,
+                           "%s: stride %lld of axis %d: results would overwrite each other, "
+                           "expected %lld or more",
+                           name, (long long)t->stride[next], next, (long long)span);
+        }
+        span += (t->size[next] - 1) * stride;
+    }
+    return RA_OK;
+}
+
 ra_status ra_tensor_check_output(const ra_tensor *t, const char *name, ra_dtype dtype, int64_t rows,
                                  int64_t heads, int64_t seq, int64_t chan)
 {
     RA_TRY(ra_tensor_check(t, name, dtype, rows, heads, seq, chan));
-    for (int axis = 0; axis < RA_NDIM; axis++) {
-        if (ra_tensor_count(t) > 0 && t->size[axis] > 1 && t->stride[axis] == 0) {
-            return RA_FAIL(
-                RA_E_SHAPE,
-                "%s: stride 0 on axis %d of size %lld: results would overwrite each other", name,
-                axis, (long long)t->size[axis]);
-        }
-    }
-    return RA_OK;
+    return check_distinct(t, name);
 }
 
 double ra_tensor_get(const ra_tensor *t, int64_t row, int64_t head, int64_t seq, int64_t chan)

@@ -20,7 +20,7 @@ ra_tensor ra_tensor_slice_seq(const ra_tensor *t, int64_t begin, int64_t count);
  * view without elements may have data NULL. */
 ra_status ra_tensor_check(const ra_tensor *t, const char *name, ra_dtype dtype, int64_t rows,
                           int64_t heads, int64_t seq, int64_t chan);
-/* Additionally: may it be written? Refuses broadcast axes (stride 0 over more than one element). */
+/* Additionally: may it be written? Refuses strides that lay two elements on one address. */
 ra_status ra_tensor_check_output(const ra_tensor *t, const char *name, ra_dtype dtype, int64_t rows,
                                  int64_t heads, int64_t seq, int64_t chan);
 

@@ -127,7 +127,8 @@ static void *nans(size_t bytes)
     return memory;
 }
 
-static void grad(const cover_case *c, ra_grad_job *job, device_setting setting)
+/* to: NULL, or where the results of a whole backward go. */
+static void grad(const cover_case *c, ra_grad_job *job, ra_grad_results *to, device_setting setting)
 {
     const ra_cuda_grad_kernel *kernel = &ra_cuda_block_grad;
     ra_cuda_kept kept = {0};
@@ -138,14 +139,21 @@ static void grad(const cover_case *c, ra_grad_job *job, device_setting setting)
     void *reach = upload(work.host.reach, work.host.reach_count, sizeof *work.reach);
     work.reach = reach;
     launch.counters = nans(RA_CUDA_COUNTERS * sizeof *launch.counters);
-    ra_tensor *list[] = {&job->q,     &job->dout,  &job->k[0],  &job->k[1], &job->v[0],
-                         &job->v[1],  &job->lse,   &job->delta, &job->dq,   &job->dk[0],
-                         &job->dk[1], &job->dv[0], &job->dv[1]};
+    ra_tensor *list[] = {&job->q,     &job->dout,  &job->k[0],  &job->k[1],
+                         &job->v[0],  &job->v[1],  &job->lse,   &job->delta,
+                         &job->dq,    &job->dk[0], &job->dk[1], &job->dv[0],
+                         &job->dv[1], NULL,        NULL,        NULL};
+    if (to) {
+        list[13] = &to->dq;
+        list[14] = &to->dk;
+        list[15] = &to->dv;
+    }
     device_copy copy;
-    expect(device_copy_put(&copy, list, sizeof list / sizeof *list));
-    assert_true(kernel->supports(job, &work, &launch));
+    expect(device_copy_put(&copy, list, to ? 16 : 13));
+    assert_true(kernel->supports(job, &work, &launch) && (!to || kernel->supports_whole(to)));
     launch.workspace = nans(setting.workspace_bytes);
-    expect(kernel->launch(job, &work, &launch));
+    expect(to ? kernel->launch_whole(job, to, &work, &launch)
+              : kernel->launch(job, &work, &launch));
     expect_cuda(cudaDeviceSynchronize());
     expect(device_copy_get(&copy));
     kept.discard(kept.memory, NULL);
@@ -164,7 +172,7 @@ static double tolerance_of(ra_dtype dtype)
 static void check_case(rng *r, const cover_case *c)
 {
     ra_grad_job job = new_job(r, c, &c->cover);
-    grad(c, &job, some_setting(r, c));
+    grad(c, &job, NULL, some_setting(r, c));
     cover_check_grad(c, &job, tolerance_of(c->dtype));
     free_job(&job);
 }
@@ -231,7 +239,7 @@ static void test_hops(void **state)
         for (int part = 0; part < 3 && c.cover.q_count > 0; part++) {
             ra_cover cover = cover_part(&c, parts + part * keys, part == 0, part == 2);
             job.cover = &cover;
-            grad(&c, &job, some_setting(&r, &c));
+            grad(&c, &job, NULL, some_setting(&r, &c));
             ra_cover_free(&cover);
         }
         if (c.cover.q_count > 0) {
@@ -239,6 +247,62 @@ static void test_hops(void **state)
         }
         free_job(&job);
         ra_free(parts);
+        cover_case_free(&c);
+    }
+}
+
+static bool one_source(const cover_case *c)
+{
+    for (int64_t i = 0; i < c->cover.k_count; i++) {
+        if (c->cover.k[i].source != RA_SOURCE_OWN) {
+            return false;
+        }
+    }
+    return c->cover.q_count > 0 && c->cover.k_count > 0;
+}
+
+/* The result as the sums that cover_check_grad expects: what no piece names is 0. */
+static void as_sums(const ra_tensor *result, const ra_tensor *sums)
+{
+    int64_t seq = sums->size[RA_SEQ], chan = sums->size[RA_CHAN];
+    for (int64_t i = 0; i < ra_tensor_count(sums); i++) {
+        int64_t d = i % chan, at = i / chan % seq, head = i / chan / seq % sums->size[RA_HEAD],
+                row = i / chan / seq / sums->size[RA_HEAD];
+        double x = ra_tensor_get(result, row, head, at, d);
+        if (!isnan(ra_tensor_get(sums, row, head, at, d)) || x != 0) {
+            ra_tensor_set(sums, row, head, at, d, 1 + x);
+        }
+    }
+}
+
+/* All of a backward in one job: every element of the results is written, whatever was there and in
+ * the sums. */
+static void test_whole(void **state)
+{
+    (void)state;
+    static const ra_mask masks[] = {
+        {.causal = true}, {.causal = false}, {.causal = true, .window = 70}};
+    for (int64_t i = 0; i < support_steps(60); i++) {
+        rng r = rng_of(support_seed() + (uint64_t)i);
+        support_limit(120, "whole %lld", (long long)i);
+        cover_case c = cover_random(&r, shape_of(&r, i), i % 3 ? 40 : 300);
+        if (i % 2 || !one_source(&c)) {
+            cover_case_free(&c);
+            c = cover_pair(&r, shape_of(&r, i), masks[i % 3], rng_int(&r, 1, 600),
+                           rng_int(&r, 1, 600));
+        }
+        ra_grad_job job = new_job(&r, &c, &c.cover), got = cover_grad_job(&c, &c.cover);
+        ra_grad_results to = {aligned(&r, &c.q), aligned(&r, &c.k[0]), aligned(&r, &c.v[0])};
+        grad(&c, &job, &to, some_setting(&r, &c));
+        as_sums(&to.dq, &got.dq);
+        as_sums(&to.dk, &got.dk[0]);
+        as_sums(&to.dv, &got.dv[0]);
+        cover_check_grad(&c, &got, 1.5 * tolerance_of(c.dtype));
+        ra_free(to.dq.data);
+        ra_free(to.dk.data);
+        ra_free(to.dv.data);
+        free_job(&job);
+        cover_grad_free(&got);
         cover_case_free(&c);
     }
 }
@@ -265,9 +329,9 @@ static void test_same_bits(void **state)
         ra_grad_job jobs[] = {new_job(&r, &c, &c.cover), new_job(&again, &c, &c.cover),
                               new_job(&third, &c, &c.cover)};
         size_t all = (size_t)512 << 20;
-        grad(&c, &jobs[0], (device_setting){132, all});
-        grad(&c, &jobs[1], (device_setting){132, all});
-        grad(&c, &jobs[2], (device_setting){2, all});
+        grad(&c, &jobs[0], NULL, (device_setting){132, all});
+        grad(&c, &jobs[1], NULL, (device_setting){132, all});
+        grad(&c, &jobs[2], NULL, (device_setting){2, all});
         assert_true(same_bits(&jobs[0], &jobs[1]));
         assert_true(same_bits(&jobs[0], &jobs[2]));
         for (int j = 0; j < 3; j++) {
@@ -281,10 +345,8 @@ int main(int argc, char **argv)
 {
     support_start(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_edges),
-        cmocka_unit_test(test_random),
-        cmocka_unit_test(test_hops),
-        cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_edges), cmocka_unit_test(test_random),    cmocka_unit_test(test_hops),
+        cmocka_unit_test(test_whole), cmocka_unit_test(test_same_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

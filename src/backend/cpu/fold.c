@@ -12,17 +12,18 @@
 
 /* Byte offsets in a worker's scratch. */
 typedef struct layout {
-    int64_t reach;       /* ra_range [queries] */
-    int64_t state;       /* ra_softmax [rows] */
-    int64_t q, o;        /* tiles [rows, chan] */
-    int64_t score, rest; /* tiles [RA_QUERY_BLOCK, RA_KEY_TILE] */
-    int64_t k, v;        /* panels of K transposed and of V */
+    int64_t reach;                /* ra_range [queries] */
+    int64_t state;                /* ra_softmax [rows] */
+    int64_t q, o;                 /* tiles [rows, chan] */
+    int64_t score, rest, weights; /* tiles [RA_QUERY_BLOCK, RA_KEY_TILE] */
+    int64_t k, v;                 /* panels of K transposed and of V */
     int64_t bytes;
 } layout;
 
 typedef struct fold_run {
     ra_cpu *cpu;
     const ra_fold_job *job;
+    const ra_operands *operands;
     ra_query_items items;
     layout at;
     int64_t chan, chan_padded; /* to nr */
@@ -38,7 +39,7 @@ typedef struct fold_tile {
     ra_query_item item;
     ra_range *reach;
     ra_softmax *state;
-    float *q, *o, *score, *k, *v;
+    float *q, *o, *score, *weights, *k, *v;
     float *rest; /* of the scores, or NULL: f32 inputs leave no other error as large */
 } fold_tile;
 
@@ -52,6 +53,7 @@ static layout plan_scratch(const fold_run *run)
     at.o = ra_layout_add(&at.bytes, rows * run->tile_row, sizeof(float));
     at.score = ra_layout_add(&at.bytes, RA_QUERY_BLOCK * SCORE_ROW, sizeof(float));
     at.rest = ra_layout_add(&at.bytes, RA_QUERY_BLOCK * SCORE_ROW, sizeof(float));
+    at.weights = ra_layout_add(&at.bytes, RA_QUERY_BLOCK * SCORE_ROW, sizeof(float));
     int64_t nr = run->cpu->level->nr;
     at.k = ra_layout_add(&at.bytes, RA_KEY_TILE / nr * run->k_stride, sizeof(float));
     at.v = ra_layout_add(&at.bytes, run->chan_padded / nr * run->v_stride, sizeof(float));
@@ -70,6 +72,7 @@ static fold_tile open_tile(const fold_run *run, int64_t item, int worker)
         .o = (void *)(scratch + run->at.o),
         .score = (void *)(scratch + run->at.score),
         .rest = run->job->q.dtype == RA_F32 ? (void *)(scratch + run->at.rest) : NULL,
+        .weights = (void *)(scratch + run->at.weights),
         .k = (void *)(scratch + run->at.k),
         .v = (void *)(scratch + run->at.v),
     };
@@ -89,7 +92,7 @@ static void load_rows(const fold_tile *tile)
     for (int64_t h = 0; h < item->heads; h++) {
         int64_t row = h * item->pitch, head = item->head + h;
         ra_rows q = ra_tile_rows(&run->job->q, piece, head, item->at.begin, item->queries);
-        run->cpu->level->load(&q, item->pitch, tile->q + row * run->tile_row, run->tile_row);
+        run->operands->load(&q, item->pitch, tile->q + row * run->tile_row, run->tile_row);
         for (int64_t i = 0; i < item->pitch; i++) {
             tile->state[row + i] = (ra_softmax){.max = -INFINITY};
         }
@@ -137,7 +140,7 @@ static void fold_block(const fold_tile *tile, int64_t head, int64_t first, int64
         .c_row = SCORE_ROW,
         .rest = tile->rest,
     };
-    level->product(&scores);
+    run->operands->product(&scores);
     for (int64_t i = 0; i < count; i++) {
         ra_range keys =
             ra_tile_columns(begin + column, end, tile->reach[first + i], tile->reach[first + i]);
@@ -148,21 +151,26 @@ static void fold_block(const fold_tile *tile, int64_t head, int64_t first, int64
             level->scale(tile->o + (row + i) * run->tile_row, run->chan, keep);
         }
     }
+    const float *weights = tile->score;
+    if (run->operands->narrow) {
+        run->operands->narrow(tile->score, SCORE_ROW, scores.m, width, tile->weights);
+        weights = tile->weights;
+    }
     ra_product values = {
         .mode = RA_PRODUCT_ADD,
         .m = scores.m,
         .n = run->chan_padded,
         .k = seen.end - column,
-        .a = tile->score,
+        .a = weights,
         .a_row = SCORE_ROW,
         .a_col = 1,
-        .b = tile->v + panel * level->nr * level->nr,
+        .b = tile->v + panel * level->nr / run->operands->depth * level->nr,
         .b_stride = run->v_stride,
         .c = tile->o + row * run->tile_row,
         .c_row = run->tile_row,
         .k_first = column,
     };
-    level->product(&values);
+    run->operands->product(&values);
 }
 
 /* The key tile [begin, end) of piece k. Columns are counted from its begin even where the first
@@ -180,8 +188,8 @@ static void fold_keys(const fold_tile *tile, const ra_piece *k, int64_t begin, i
     int64_t pos = begin + base, count = seen.end - base;
     ra_rows keys = ra_tile_rows(&run->job->k[k->source], k, item->kv_head, pos, count);
     ra_rows values = ra_tile_rows(&run->job->v[k->source], k, item->kv_head, pos, count);
-    level->pack_transposed(&keys, tile->k, run->k_stride);
-    level->pack(&values, tile->v, run->v_stride);
+    run->operands->pack_transposed(&keys, tile->k, run->k_stride);
+    run->operands->pack(&values, tile->v, run->v_stride);
     for (int64_t h = 0; h < item->heads; h++) {
         for (int64_t i = 0; i < item->queries; i += RA_QUERY_BLOCK) {
             int64_t queries = ra_min_i64(RA_QUERY_BLOCK, item->queries - i);
@@ -273,6 +281,7 @@ ra_status ra_cpu_fold(ra_cpu *cpu, const ra_fold_job *job)
 {
     const ra_level *level = cpu->level;
     fold_run run = {.cpu = cpu, .job = job, .chan = job->q.size[RA_CHAN]};
+    run.operands = ra_level_operands(level, job->q.dtype);
     run.chan_padded = ra_round_up(run.chan, level->nr);
     run.tile_row = run.chan_padded + RA_TILE_GAP;
     run.k_stride = run.chan * level->nr + RA_TILE_GAP;

@@ -24,19 +24,21 @@ enum {
 
 /* Byte offsets in a worker's scratch. */
 typedef struct layout {
-    int64_t reach;                        /* ra_range [QUERIES] */
-    int64_t q, dout, dq;                  /* tiles [QUERIES, chan] */
-    int64_t q_rows, dout_rows;            /* the first two as panels */
-    int64_t score, dp;                    /* tiles [QUERIES, KEYS] */
-    int64_t score_rest, dp_rest;          /* the same */
-    int64_t k_columns, v_columns, k_rows; /* panels of K and V transposed, and of K */
-    int64_t dk, dv;                       /* tiles [KEYS, chan] */
+    int64_t reach;                          /* ra_range [QUERIES] */
+    int64_t q, dout, dq;                    /* tiles [QUERIES, chan] */
+    int64_t q_rows, dout_rows;              /* the first two as panels */
+    int64_t score, dp;                      /* tiles [QUERIES, KEYS] */
+    int64_t score_rest, dp_rest;            /* the same */
+    int64_t p_columns, ds_columns, ds_rows; /* p and ds as left operands, where they are narrower */
+    int64_t k_columns, v_columns, k_rows;   /* panels of K and V transposed, and of K */
+    int64_t dk, dv;                         /* tiles [KEYS, chan] */
     int64_t bytes;
 } layout;
 
 typedef struct grad_run {
     ra_cpu *cpu;
     const ra_grad_job *job;
+    const ra_operands *operands;
     int64_t group, kv_heads;   /* query heads of a kv head */
     int64_t chan, chan_padded; /* to nr */
     int64_t tile_row;          /* floats of a row of a tile of channels */
@@ -56,6 +58,7 @@ typedef struct key_tile {
     float *q, *dout, *dq, *q_rows, *dout_rows, *score, *dp, *k_columns, *v_columns, *k_rows;
     float *dk, *dv;
     float *score_rest, *dp_rest; /* both NULL but for f32 inputs */
+    float *p_columns, *ds_columns, *ds_rows;
 } key_tile;
 
 /* A block of queries of one head. */
@@ -82,6 +85,9 @@ static layout plan_scratch(const grad_run *run)
     at.dp = ra_layout_add(&at.bytes, QUERIES * SCORE_ROW, sizeof(float));
     at.score_rest = ra_layout_add(&at.bytes, QUERIES * SCORE_ROW, sizeof(float));
     at.dp_rest = ra_layout_add(&at.bytes, QUERIES * SCORE_ROW, sizeof(float));
+    at.p_columns = ra_layout_add(&at.bytes, QUERIES * SCORE_ROW, sizeof(float));
+    at.ds_columns = ra_layout_add(&at.bytes, QUERIES * SCORE_ROW, sizeof(float));
+    at.ds_rows = ra_layout_add(&at.bytes, QUERIES * SCORE_ROW, sizeof(float));
     at.k_columns = ra_layout_add(&at.bytes, columns, sizeof(float));
     at.v_columns = ra_layout_add(&at.bytes, columns, sizeof(float));
     at.k_rows = ra_layout_add(&at.bytes, panels * run->k_stride, sizeof(float));
@@ -105,7 +111,7 @@ static key_tile open_tile(const grad_run *run, int64_t item, int worker)
 {
     char *scratch = ra_cpu_scratch(run->cpu, worker);
     int64_t tile = item % run->keys.tiles;
-    bool exact = run->job->q.dtype == RA_F32;
+    bool exact = run->job->q.dtype == RA_F32, narrow = run->operands->narrow != NULL;
     return (key_tile){
         .run = run,
         .at = ra_tiling_at(&run->keys, tile),
@@ -125,6 +131,9 @@ static key_tile open_tile(const grad_run *run, int64_t item, int worker)
         .k_rows = (void *)(scratch + run->at.k_rows),
         .dk = (void *)(scratch + run->at.dk),
         .dv = (void *)(scratch + run->at.dv),
+        .p_columns = (void *)(scratch + (narrow ? run->at.p_columns : run->at.score)),
+        .ds_columns = (void *)(scratch + (narrow ? run->at.ds_columns : run->at.dp)),
+        .ds_rows = (void *)(scratch + (narrow ? run->at.ds_rows : run->at.dp)),
         .score_rest = exact ? (void *)(scratch + run->at.score_rest) : NULL,
         .dp_rest = exact ? (void *)(scratch + run->at.dp_rest) : NULL,
     };
@@ -140,7 +149,7 @@ static void load_rows(const key_tile *tile, const query_block *block)
     for (int t = 0; t < 2; t++) {
         ra_rows rows =
             ra_tile_rows(tensors[t], block->piece, block->head, block->pos, block->count);
-        level->load(&rows, ra_round_up(block->count, level->mr), tiles[t], run->tile_row);
+        run->operands->load(&rows, ra_round_up(block->count, level->mr), tiles[t], run->tile_row);
         for (int64_t i = 0; i < block->count; i++) {
             float *row = tiles[t] + i * run->tile_row;
             if (*ra_tile_value(&run->job->lse, block->piece, block->head, block->pos + i) ==
@@ -148,8 +157,14 @@ static void load_rows(const key_tile *tile, const query_block *block)
                 memset(row, 0, (size_t)run->chan * sizeof *row);
             }
         }
-        ra_rows loaded = {tiles[t], RA_F32, run->tile_row, block->count, run->chan};
-        level->pack(&loaded, panels[t], run->q_stride);
+        ra_rows loaded = {
+            .data = tiles[t],
+            .dtype = run->operands->depth == 1 ? RA_F32 : RA_BF16,
+            .stride = run->tile_row * run->operands->depth,
+            .count = block->count,
+            .chan = run->chan,
+        };
+        run->operands->pack(&loaded, panels[t], run->q_stride);
     }
 }
 
@@ -173,13 +188,13 @@ static void weigh(const key_tile *tile, const query_block *block, int64_t column
         .c_row = SCORE_ROW,
         .rest = tile->score_rest,
     };
-    level->product(&scores);
+    run->operands->product(&scores);
     ra_product dp = scores;
     dp.a = tile->dout;
     dp.b = tile->v_columns + panel * run->columns_stride;
     dp.c = tile->dp;
     dp.rest = tile->dp_rest;
-    level->product(&dp);
+    run->operands->product(&dp);
     for (int64_t i = 0; i < block->count; i++) {
         int64_t pos = block->pos + i, at = i * SCORE_ROW;
         ra_range keys =
@@ -197,6 +212,12 @@ static void weigh(const key_tile *tile, const query_block *block, int64_t column
         for (int64_t c = width; c < ra_round_up(width, level->mr); c++) {
             row.score[c] = row.dp[c] = 0; /* rows of dk and dv that a whole block reaches beyond */
         }
+    }
+    if (run->operands->narrow) {
+        const ra_operands *o = run->operands;
+        o->narrow_transposed(tile->score, SCORE_ROW, block->count, width, tile->p_columns);
+        o->narrow_transposed(tile->dp, SCORE_ROW, block->count, width, tile->ds_columns);
+        o->narrow(tile->dp, SCORE_ROW, scores.m, width, tile->ds_rows);
     }
 }
 
@@ -219,7 +240,7 @@ static void add_transposed(const key_tile *tile, const float *weights, const flo
         .c = to + column * run->tile_row,
         .c_row = run->tile_row,
     };
-    run->cpu->level->product(&product);
+    run->operands->product(&product);
 }
 
 /* dq += ds K, in this item's turn. Rows that attend nothing are left alone. */
@@ -233,16 +254,16 @@ static void add_queries(const key_tile *tile, const query_block *block, int64_t 
         .m = ra_round_up(block->count, level->mr),
         .n = run->chan_padded,
         .k = keys,
-        .a = tile->dp,
+        .a = tile->ds_rows,
         .a_row = SCORE_ROW,
         .a_col = 1,
-        .b = tile->k_rows + column * level->nr,
+        .b = tile->k_rows + column / run->operands->depth * level->nr,
         .b_stride = run->k_stride,
         .c = tile->dq,
         .c_row = run->tile_row,
         .k_first = column,
     };
-    level->product(&product);
+    run->operands->product(&product);
     if (tile->before) {
         ra_team_await(tile->before, block->number + 1);
     }
@@ -266,8 +287,8 @@ static void grad_block(const key_tile *tile, const query_block *block)
     int64_t column = seen.begin / nr * nr, width = ra_round_up(seen.end - column, nr);
     load_rows(tile, block);
     weigh(tile, block, column, width);
-    add_transposed(tile, tile->score, tile->dout_rows, block->count, column, width, tile->dv);
-    add_transposed(tile, tile->dp, tile->q_rows, block->count, column, width, tile->dk);
+    add_transposed(tile, tile->p_columns, tile->dout_rows, block->count, column, width, tile->dv);
+    add_transposed(tile, tile->ds_columns, tile->q_rows, block->count, column, width, tile->dk);
     add_queries(tile, block, column, seen.end - column);
 }
 
@@ -309,16 +330,15 @@ static void add_keys(const key_tile *tile, const ra_tensor *t, const float *from
 static void pack_keys(const key_tile *tile)
 {
     const grad_run *run = tile->run;
-    const ra_level *level = run->cpu->level;
     const ra_piece *piece = tile->at.piece;
     int64_t count = tile->at.end - tile->at.begin;
     ra_rows k =
         ra_tile_rows(&run->job->k[piece->source], piece, tile->kv_head, tile->at.begin, count);
     ra_rows v =
         ra_tile_rows(&run->job->v[piece->source], piece, tile->kv_head, tile->at.begin, count);
-    level->pack_transposed(&k, tile->k_columns, run->columns_stride);
-    level->pack_transposed(&v, tile->v_columns, run->columns_stride);
-    level->pack(&k, tile->k_rows, run->k_stride);
+    run->operands->pack_transposed(&k, tile->k_columns, run->columns_stride);
+    run->operands->pack_transposed(&v, tile->v_columns, run->columns_stride);
+    run->operands->pack(&k, tile->k_rows, run->k_stride);
 }
 
 static void grad_item(void *arg, int64_t item, int worker)
@@ -347,6 +367,7 @@ ra_status ra_cpu_grad(ra_cpu *cpu, const ra_grad_job *job)
     const ra_cover *cover = job->cover;
     RA_CHECK(KEYS % level->nr == 0 && QUERIES % level->mr == 0 && level->mr <= RA_TILE_GAP);
     grad_run run = {.cpu = cpu, .job = job, .chan = job->q.size[RA_CHAN]};
+    run.operands = ra_level_operands(level, job->q.dtype);
     for (int i = 0; i < RA_SOURCE_COUNT; i++) {
         if (job->k[i].data) {
             run.kv_heads = job->k[i].size[RA_HEAD];

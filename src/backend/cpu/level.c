@@ -11,6 +11,7 @@ static const ra_level *const levels[] = {
 #ifdef RA_CPU_X86
     &ra_level_avx2,
     &ra_level_avx512,
+    &ra_level_avx512bf16,
 #endif
 };
 enum { LEVEL_COUNT = sizeof levels / sizeof *levels };

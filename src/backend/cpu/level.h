@@ -1,11 +1,14 @@
 /*
- * One instruction set: its kernels on f32 tiles in scratch memory. The algorithms of fold.c and
+ * One instruction set: its kernels on tiles in scratch memory. The algorithms of fold.c and
  * grad.c are written once against this table; a file of tuned kernels is one more table in
  * level.c. Must not know masks, pieces or threads.
  *
  * Layouts. A TILE is row-major f32 with a row stride of its own. PANELS hold the right operand B
  * [k, n] of a block product: panel j is [k][nr] with the columns j * nr to (j + 1) * nr, panels lie
  * `stride` floats apart; columns past n are zero, so a product may always run over whole panels.
+ *
+ * OPERANDS. A and B consist of 32-bit words, whatever they hold: one f32, or two bf16 that follow
+ * each other along k. Strides count words, m, n and k count values. C is f32.
  */
 #ifndef RA_BACKEND_CPU_LEVEL_H
 #define RA_BACKEND_CPU_LEVEL_H
@@ -28,13 +31,14 @@ typedef enum ra_product_mode {
 typedef struct ra_product {
     ra_product_mode mode;
     int64_t m, n, k; /* m is a multiple of mr, n of nr */
-    const float *a;  /* A[i, l] = a[i * a_row + l * a_col] */
+    const float *a;  /* A[i, l] is in a[i * a_row + l / depth * a_col] */
     int64_t a_row, a_col;
-    const float *b; /* panels, b_stride floats apart */
+    const float *b; /* panels, b_stride words apart */
     int64_t b_stride;
     float *c; /* C[i, j] = c[i * c_row + j] */
     int64_t c_row;
-    float *rest; /* NULL, or like c, a_col being 1: C + rest is the sum to twice the precision */
+    float *rest; /* NULL, or like c, depth and a_col being 1: C + rest is the sum to twice the
+                    precision */
     /* The number of the first l: sums are cut into chains at fixed multiples of it, so that leaving
      * out l for which A is zero changes no bit. */
     int64_t k_first;
@@ -55,18 +59,29 @@ typedef struct ra_gradient {
     float scale, lse, delta;
 } ra_gradient;
 
-typedef struct ra_level {
-    const char *name;
-    bool (*runs)(void); /* does this machine have the instructions? */
-    int64_t mr, nr;     /* a product is computed in blocks of mr rows by nr columns */
-
-    /* Rows to a tile: converted to f32; rows from count to row_end are zero. */
+/* One form of the operands, and the product of two of that form. */
+typedef struct ra_operands {
+    int64_t depth; /* values in a word: 1 or 2 */
+    /* Rows to a tile of words; rows from count to row_end are zero. */
     void (*load)(const ra_rows *rows, int64_t row_end, float *tile, int64_t tile_row);
     /* B = rows: k = count, n = chan. */
     void (*pack)(const ra_rows *rows, float *panels, int64_t stride);
     /* B = rows transposed: k = chan, n = count. */
     void (*pack_transposed)(const ra_rows *rows, float *panels, int64_t stride);
+    /* An f32 tile [m, n] as A, k being n; or, transposed, as A^T: l of A^T[i, l] is a row of the
+     * tile. n is a multiple of nr; `row` is the stride of both. NULL: an f32 tile is A as it is. */
+    void (*narrow)(const float *tile, int64_t row, int64_t m, int64_t n, float *out);
+    void (*narrow_transposed)(const float *tile, int64_t row, int64_t m, int64_t n, float *out);
     void (*product)(const ra_product *product);
+} ra_operands;
+
+typedef struct ra_level {
+    const char *name;
+    bool (*runs)(void); /* does this machine have the instructions? */
+    int64_t mr, nr;     /* a product is computed in blocks of mr rows by nr columns */
+
+    const ra_operands *full; /* for inputs of any dtype */
+    const ra_operands *bf16; /* for inputs in bf16; may be the same */
 
     void (*scale)(float *row, int64_t n, float factor);
     void (*add)(float *to, const float *from, int64_t n); /* to += from */
@@ -82,7 +97,13 @@ extern const ra_level ra_level_portable;
 #ifdef RA_CPU_X86
 extern const ra_level ra_level_avx2;
 extern const ra_level ra_level_avx512;
+extern const ra_level ra_level_avx512bf16;
 #endif
+
+static inline const ra_operands *ra_level_operands(const ra_level *level, ra_dtype dtype)
+{
+    return dtype == RA_BF16 ? level->bf16 : level->full;
+}
 
 /* The level of this name, or the best that runs for NULL. RA_E_ARG names those built in,
  * RA_E_UNSUPPORTED tells that the machine lacks it. */

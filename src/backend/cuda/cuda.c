@@ -271,22 +271,34 @@ static ra_status fold(void *self, const ra_fold_job *job)
     return leave(c, kernel->launch(job, &lists->work, &at));
 }
 
-static ra_status grad(void *self, const ra_grad_job *job)
+/* to: NULL, or where the results of a whole backward go. */
+static ra_status launch_grad(cuda *c, const ra_grad_job *job, const ra_grad_results *to)
 {
-    cuda *c = self;
     const prepared_lists *lists = job->prepared;
     ra_cuda_launch at = launch_of(c);
-    RA_TRY(enter(c));
-    if (lists->work.host.run_count == 0) {
-        return RA_OK;
-    }
     const ra_cuda_grad_kernel *kernel = ra_cuda_grad_choose(job, &lists->work, &at, c->simple_only);
     if (kernel->workspace && !c->workspace) {
         RA_CUDA_TRY(cudaMalloc(&c->workspace, c->workspace_bytes));
     }
     at.workspace = kernel->workspace ? c->workspace : NULL;
     c->grad_name = kernel->name;
-    return leave(c, kernel->launch(job, &lists->work, &at));
+    return to ? ra_cuda_grad_whole(kernel, job, to, &lists->work, &at)
+              : kernel->launch(job, &lists->work, &at);
+}
+
+static ra_status grad(void *self, const ra_grad_job *job)
+{
+    cuda *c = self;
+    const prepared_lists *lists = job->prepared;
+    RA_TRY(enter(c));
+    return lists->work.host.run_count > 0 ? leave(c, launch_grad(c, job, NULL)) : RA_OK;
+}
+
+static ra_status grad_whole(void *self, const ra_grad_job *job, const ra_grad_results *to)
+{
+    cuda *c = self;
+    RA_TRY(enter(c));
+    return leave(c, launch_grad(c, job, to));
 }
 
 static ra_status fill(void *self, const ra_tensor *t, float value)
@@ -374,6 +386,7 @@ static const ra_backend_ops ops = {
     .row_dot = row_dot,
     .level = level,
     .close = close_cuda,
+    .grad_whole = grad_whole,
 };
 
 /* Memory that is free again is used again, but never by making an upload wait for a kernel. */

@@ -98,6 +98,12 @@ const ra_cuda_fold_kernel *ra_cuda_fold_choose(const ra_fold_job *job, const ra_
 const ra_cuda_grad_kernel *ra_cuda_grad_choose(const ra_grad_job *job, const ra_cuda_work *work,
                                                const ra_cuda_launch *at, bool simple_only);
 
+/* A job that is all of a backward, with zeroed sums and casts where the kernel has no shorter way.
+ */
+ra_status ra_cuda_grad_whole(const ra_cuda_grad_kernel *kernel, const ra_grad_job *job,
+                             const ra_grad_results *to, const ra_cuda_work *work,
+                             const ra_cuda_launch *at);
+
 #ifdef __cplusplus
 }
 #endif

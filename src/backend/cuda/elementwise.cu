@@ -33,11 +33,11 @@ static int blocks_of(const ra_tensor *t)
 {
     int64_t rows = t->size[RA_ROW] * t->size[RA_HEAD] * t->size[RA_SEQ];
     int64_t blocks = (rows + WARPS - 1) / WARPS;
-    return blocks < BLOCKS_MAX ? (int)blocks : (int)BLOCKS_MAX;
+    return (int)(blocks < BLOCKS_MAX ? blocks : (int64_t)BLOCKS_MAX);
 }
 
 /* Consecutive channels of one thread: W is PACK, or 1 where rows are not aligned. */
-template <typename T, int W> struct alignas(W == 1 ? sizeof(T) : PACK_BYTES) pack {
+template <typename T, int W> struct alignas(W == 1 ? sizeof(T) : (size_t)PACK_BYTES) pack {
     T x[W];
 };
 
