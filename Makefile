@@ -48,6 +48,7 @@ gpu-check:
 gpu-bench:
 	tools/gpu_check.sh build
 	build/gpu/gpu_bench --json build/gpu/bench.json
+	build/gpu/gpu_bench --backward --json build/gpu/bench_backward.json
 
 install:
 	@tools/setup.sh demo

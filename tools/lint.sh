@@ -56,6 +56,8 @@ check cppcheck cppcheck cppcheck --quiet --enable=warning,performance,portabilit
     --suppress=uninitvar:src/backend/cpu/kernels.inc --error-exitcode=1 -j "$(nproc)" \
     -D_GNU_SOURCE -Iinclude -Isrc src
 check clang-tidy clang-tidy tidy
+# Needs no GPU. CUDA's own place is often not in PATH.
+PATH=$PATH:/usr/local/cuda/bin check ptxas nvcc python3 tools/check_ptxas.py
 check shellcheck shellcheck shellcheck "${shell_files[@]}"
 check "manual pages" mandoc mandoc -Tlint -W warning "${man_files[@]}"
 

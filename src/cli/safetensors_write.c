@@ -18,7 +18,10 @@
 #include "cli/files.h"
 #include "cli/safetensors.h"
 
-enum { HEADER_ALIGN = 8 };
+enum {
+    HEADER_ALIGN = 8,
+    NAME_BYTES = 64, /* more than a path aside has beyond its target, and than one in /proc */
+};
 
 static int compare_names(const void *left, const void *right)
 {
@@ -95,7 +98,8 @@ static ra_status write_contents(int fd, const char *header, size_t header_bytes,
 /* "." of a path without a slash. NULL if memory ran out. */
 static char *directory_of(const char *path)
 {
-    char *copy = strdup(path), *result = copy ? strdup(dirname(copy)) : NULL;
+    char *copy = strdup(path);
+    char *result = copy ? strdup(dirname(copy)) : NULL;
     free(copy);
     return result;
 }
@@ -131,18 +135,14 @@ static void free_aside(ra_aside *aside)
         pthread_sigmask(SIG_SETMASK, &aside->before, NULL);
     }
     free(aside->target);
-    free(aside->path);
+    ra_free(aside->path);
     *aside = (ra_aside){.fd = -1};
 }
 
 /* A file with a name, for file systems without O_TMPFILE. */
 static ra_status open_named(ra_aside *out)
 {
-    out->path = NULL;
-    if (asprintf(&out->path, "%s.XXXXXX", out->target) < 0) {
-        out->path = NULL;
-        return RA_FAIL(RA_E_NOMEM, "%s: allocation failed", out->target);
-    }
+    snprintf(out->path, strlen(out->target) + NAME_BYTES, "%s.XXXXXX", out->target);
     out->named = true;
     block_signals(&out->before);
     out->fd = mkostemp(out->path, O_CLOEXEC);
@@ -173,20 +173,24 @@ ra_status ra_aside_open(const char *path, ra_aside *out)
     out->target = realpath(path, NULL);
     out->target = out->target ? out->target : strdup(path);
     char *directory = out->target ? directory_of(out->target) : NULL;
-    ra_status status = RA_OK;
-    if (directory) {
-        out->fd = open(directory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
-    }
-    if (!directory || (out->fd >= 0 && asprintf(&out->path, "/proc/self/fd/%d", out->fd) < 0)) {
+    ra_status status;
+    if (!directory) {
         status = RA_FAIL(RA_E_NOMEM, "%s: allocation failed", path);
-        out->path = NULL;
-    } else if (out->fd >= 0 && access(out->path, F_OK) != 0) { /* /proc is not mounted */
+        goto done;
+    }
+    if ((status = RA_NEW(&out->path, strlen(out->target) + NAME_BYTES))) {
+        goto done;
+    }
+    out->fd = open(directory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
+    snprintf(out->path, NAME_BYTES, "/proc/self/fd/%d", out->fd);
+    if (out->fd >= 0 && access(out->path, F_OK) != 0) { /* /proc is not mounted */
         close(out->fd);
-        free(out->path);
-        status = open_named(out);
-    } else if (out->fd < 0) {
+        out->fd = -1;
+    }
+    if (out->fd < 0) {
         status = open_named(out);
     }
+done:
     free(directory);
     if (status) {
         free_aside(out);
@@ -206,15 +210,12 @@ static ra_status link_and_rename(const ra_aside *aside)
     if (errno != EEXIST) {
         return RA_FAIL(RA_E_IO, "%s", strerror(errno));
     }
+    size_t name_bytes = strlen(aside->target) + NAME_BYTES;
     ra_status status = RA_OK;
+    RA_TRY(RA_NEW(&name, name_bytes));
     block_signals(&before); /* the name in between would outlive the program */
     for (int i = 0; i < TRIES; i++) {
-        free(name);
-        if (asprintf(&name, "%s.%ld.%d", aside->target, (long)getpid(), i) < 0) {
-            name = NULL;
-            status = RA_FAIL(RA_E_NOMEM, "allocation failed");
-            goto done;
-        }
+        snprintf(name, name_bytes, "%s.%ld.%d", aside->target, (long)getpid(), i);
         if (linkat(AT_FDCWD, aside->path, AT_FDCWD, name, AT_SYMLINK_FOLLOW) == 0) {
             break;
         }
@@ -229,7 +230,7 @@ static ra_status link_and_rename(const ra_aside *aside)
     }
 done:
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    free(name);
+    ra_free(name);
     return status;
 }
 

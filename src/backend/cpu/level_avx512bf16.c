@@ -17,9 +17,12 @@ enum { LANES = 16, VECTORS = 2, BLOCK_ROWS = 8 };
 #define SMALLER(a, b) _mm512_min_ps(a, b)
 #include "backend/cpu/kernels.inc"
 
-enum { PAIR = 2 };
-
-typedef int32_t loose_word __attribute__((may_alias));
+enum {
+    PAIR = 2,
+    /* Twice the values of an f32 chain: rounding p and ds to bf16 loses far more than this does,
+     * and between chains the multipliers idle twice as often as in f32. */
+    PAIR_CHAIN = CHAIN,
+};
 
 static void load_pairs(const ra_rows *rows, int64_t row_end, float *tile, int64_t tile_row)
 {
@@ -125,8 +128,7 @@ INLINE void chain_pairs(const ra_product *p, int64_t before, int64_t depth, cons
             b_row[j] = (__m512bh)load_vec(b + j * LANES);
         }
         for (int i = 0; i < BLOCK_ROWS; i++) {
-            const loose_word *pair = (const loose_word *)(a + i * a_row);
-            __m512bh left = (__m512bh)_mm512_set1_epi32(*pair);
+            __m512bh left = (__m512bh)_mm512_set1_ps(a[i * a_row]);
             for (int j = 0; j < VECTORS; j++) {
                 sum[i][j] = _mm512_dpbf16_ps(sum[i][j], left, b_row[j]);
             }
@@ -144,10 +146,10 @@ INLINE void chain_pairs(const ra_product *p, int64_t before, int64_t depth, cons
 INLINE void block_pairs(const ra_product *p, const float *a, int64_t a_row, int64_t a_col,
                         const float *b, float *c)
 {
-    const int64_t longest = CHAIN / PAIR, words = (p->k + 1) / PAIR;
+    const int64_t words = (p->k + 1) / PAIR;
     int64_t before = p->mode == RA_PRODUCT_ADD;
     for (int64_t l = 0; l < words; before++) {
-        int64_t depth = longest - (p->k_first / PAIR + l) % longest;
+        int64_t depth = PAIR_CHAIN - (p->k_first / PAIR + l) % PAIR_CHAIN;
         depth = words - l < depth ? words - l : depth;
         chain_pairs(p, before, depth, a + l * a_col, a_row, a_col, b + l * PANEL, c);
         l += depth;

@@ -1,8 +1,8 @@
 /*
  * The tuned backward: slab after slab, first the score kernel, then gemm, for as many KV heads at
  * a time as the plan of slabs says. Launches follow each other without gaps, each waiting on the
- * device for what the one before wrote. The workspace holds p, then ds, then the masks of dead
- * queries. Must not know how a kernel computes or how slabs are chosen.
+ * device for what the one before wrote. The workspace holds p, then ds. Must not know how a kernel
+ * computes or how slabs are chosen.
  */
 #include "backend/cuda/grad.h"
 
@@ -18,6 +18,7 @@ enum {
     CHAN_MAX = 512,
     HALF_BYTES = RA_BLOCK_BYTES / 2, /* p or ds of a block */
     ALIGN = 256,
+    DEAD_BYTES = 16, /* a bit a query of a unit of a strip */
 };
 
 /* ---- lists */
@@ -32,6 +33,7 @@ typedef struct grad_lists {
     const ra_slab_ref *ref;
     const ra_slab_output *output;
     const ra_slab_unit *unit;
+    uint16_t *dead; /* masks of dead queries, of one slab */
 } grad_lists;
 
 /* An array of the lists: where it is, where its address on the device goes. */
@@ -48,12 +50,23 @@ static size_t rounded(size_t bytes)
     return (bytes + ALIGN - 1) / ALIGN * ALIGN;
 }
 
+/* units: of one slab, of one block */
+static size_t dead_bytes(const ra_slabs *slabs, int64_t units)
+{
+    int64_t most = 0;
+    for (int64_t i = 0; i < slabs->slab_count; i++) {
+        most = ra_max_i64(most, slabs->slab[i].strip_count);
+    }
+    return (size_t)(most * units) * DEAD_BYTES;
+}
+
 static ra_status upload_parts(grad_lists *lists, const part *parts, char *staging, size_t bytes,
-                              cudaStream_t stream)
+                              size_t dead, cudaStream_t stream)
 {
     void *memory = NULL;
-    RA_CUDA_TRY(cudaMallocAsync(&memory, bytes, stream));
+    RA_CUDA_TRY(cudaMallocAsync(&memory, bytes + dead, stream));
     lists->memory = memory;
+    lists->dead = (uint16_t *)(void *)(lists->memory + bytes);
     size_t at = 0;
     for (int i = 0; i < PARTS; i++) {
         memcpy(staging + at, parts[i].from, parts[i].bytes);
@@ -64,7 +77,7 @@ static ra_status upload_parts(grad_lists *lists, const part *parts, char *stagin
     return RA_OK;
 }
 
-static ra_status upload(grad_lists *lists, cudaStream_t stream)
+static ra_status upload(grad_lists *lists, int group, cudaStream_t stream)
 {
     const ra_slabs *host = &lists->host;
     const void *to[PARTS];
@@ -82,7 +95,8 @@ static ra_status upload(grad_lists *lists, cudaStream_t stream)
         bytes += rounded(parts[i].bytes);
     }
     RA_TRY(ra_alloc(bytes, 1, &staging));
-    ra_status status = upload_parts(lists, parts, staging, bytes, stream);
+    int64_t units = (int64_t)host->kv_heads * (group / host->units_heads) * 2;
+    ra_status status = upload_parts(lists, parts, staging, bytes, dead_bytes(host, units), stream);
     ra_free(staging);
     RA_TRY(status);
     lists->strip = to[0];
@@ -122,7 +136,7 @@ static ra_status open_lists(const ra_grad_job *job, const ra_cuda_work *work,
     RA_TRY(RA_NEW(out, 1));
     ra_status status = ra_slabs_build(job->cover, &work->host, &layout, &(*out)->host);
     if (!status && (*out)->host.block_count > 0) {
-        status = upload(*out, at->stream);
+        status = upload(*out, work->q_heads / work->kv_heads, at->stream);
     }
     if (status) {
         close_lists(*out, at->stream);
@@ -257,7 +271,7 @@ static ra_status run_chain(const grad_lists *lists, const ra_grad_job *job,
         for (int64_t i = 0; i < lists->host.slab_count; i++) {
             ra_grad_slab slab = slab_of(lists, &lists->host.slab[i], job, group);
             slab.kv_first = kv;
-            slab.dead = (uint16_t *)(void *)(workspace + slots * RA_BLOCK_BYTES);
+            slab.dead = lists->dead;
             for (int second = 0; second < 2; second++, launches++) {
                 slab.counter = at->counters + launches % 2;
                 slab.next_counter = at->counters + (launches + 1) % 2;
@@ -277,7 +291,7 @@ static bool supports(const ra_grad_job *job, const ra_cuda_work *work, const ra_
     int64_t chan = job->q.size[RA_CHAN], group = work->q_heads / work->kv_heads;
     int64_t units = group % 2 ? 2 * group : group; /* of one block of one KV head */
     bool fits = at->capability == 90 && chan >= CHAN_MIN && chan <= CHAN_MAX &&
-                at->workspace_bytes >= (size_t)units * (RA_BLOCK_BYTES + 16) &&
+                at->workspace_bytes >= (size_t)units * RA_BLOCK_BYTES &&
                 ra_tensor_map_fits(&job->q) && ra_tensor_map_fits(&job->dout) &&
                 ra_add_map_fits(&job->dq);
     for (int i = 0; i < RA_SOURCE_COUNT && fits; i++) {

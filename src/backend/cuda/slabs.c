@@ -249,7 +249,7 @@ static ra_status try_width(ra_slab_builder *b, int32_t width, int64_t slots, int
 
 static ra_status choose(ra_slab_builder *b, int32_t *cursor)
 {
-    int64_t slots = (int64_t)(b->layout->workspace_bytes / (RA_BLOCK_BYTES + 16)), longest = 0;
+    int64_t slots = (int64_t)(b->layout->workspace_bytes / RA_BLOCK_BYTES), longest = 0;
     for (int64_t i = 0; i < b->out->strip_count; i++) {
         longest = ra_max_i64(longest, b->strip_block[i + 1] - b->strip_block[i]);
     }
