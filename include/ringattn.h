@@ -255,12 +255,13 @@ typedef struct ra_plan ra_plan;
 typedef struct ra_ctx_options {
     size_t size;
     size_t scratch_bytes_max; /* a step that needs more is refused on every rank; 0 = no limit */
-    int timeout_ms;           /* of one exchange or gather; 0 = 30,000 */
-    bool forward_only;        /* no backward: less scratch */
-    bool no_overlap;          /* exchange between computations, on the calling thread */
-    bool keep_kv;             /* forward stores received rows; backward exchanges gradients only */
-    bool plan_only;           /* no scratch at all: steps can be inspected, not run */
-    ra_trace *trace;          /* NULL = none */
+    int timeout_ms;    /* of one exchange or gather, so longer than the longest computation of
+                          one hop on any rank; 0 = 30,000 */
+    bool forward_only; /* no backward: less scratch */
+    bool no_overlap;   /* exchange between computations, on the calling thread */
+    bool keep_kv;      /* forward stores received rows; backward exchanges gradients only */
+    bool plan_only;    /* no scratch at all: steps can be inspected, not run */
+    ra_trace *trace;   /* NULL = none */
 } ra_ctx_options;
 
 /* Collective. options may be NULL. Ranks pass the same layers and options; only timeout_ms,

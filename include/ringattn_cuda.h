@@ -22,7 +22,7 @@ RA_API int ra_cuda_device_count(void);
 
 typedef struct ra_cuda_options {
     size_t size;
-    size_t workspace_bytes; /* at most, of tuned backward kernels; 0 = 512 MiB */
+    size_t workspace_bytes; /* at most, of tuned backward kernels; 0 = 544 MiB */
     bool simple_only;       /* no tuned kernels: slow, for comparisons */
 } ra_cuda_options;
 

@@ -48,7 +48,7 @@ enum { TIMEOUT_MS_DEFAULT = 600 * 1000, TIMEOUT_SECONDS_MAX = 1000 * 1000 };
     X(VISION, "vision", 0, "RULE", PLAN, "none, within_window or over_window")                     \
     X(HEADS, "heads", 0, "Q/KV", PLAN, "query and key heads (8/1; with a window 8/4)")             \
     X(HEAD_DIM, "head-dim", 0, "D", PLAN, "channels of a head (512; with a window 256)")           \
-    X(QUICK, "quick", 'q', NULL, BENCH, "2048 positions instead of 4096 and 8192")                 \
+    X(QUICK, "quick", 'q', NULL, BENCH, "at most 2048 positions, instead of 8192")                 \
     X(JSON, "json", 'j', NULL, ALL, "results as JSON on standard output")                          \
     X(VERBOSE, "verbose", 'v', NULL, RING | PLAN, "also memory: scratch, plan and metadata")       \
     X(HELP, "help", 'h', NULL, ALL, "this text")

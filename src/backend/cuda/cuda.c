@@ -16,7 +16,7 @@
 
 enum { PIECE_ALIGN = 256 };
 
-static const size_t default_workspace = (size_t)512 << 20;
+static const size_t default_workspace = (size_t)544 << 20; /* documented in ringattn_cuda.h */
 static const uint64_t pool_keeps = (uint64_t)64 << 20;
 
 typedef struct cuda {
