@@ -392,7 +392,7 @@ typedef struct ra_segments {
 } ra_segments;
 
 /* q_ids [rows, q_seq], k_ids [rows, k_seq]: document ids, <= 0 is padding. Free with
- * ra_segments_free. */
+ * ra_segments_free, after success only. */
 RA_API ra_status ra_segments_build(const int32_t *q_ids, int64_t q_seq, const int32_t *k_ids,
                                    int64_t k_seq, int64_t rows, ra_segments *out);
 RA_API void ra_segments_free(ra_segments *segments);

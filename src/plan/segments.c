@@ -242,12 +242,11 @@ ra_status ra_segments_build(const int32_t *q_ids, int64_t q_seq, const int32_t *
     doc_table table = {0};
     ra_segments built = {0};
     doc **order = NULL;
+    RA_TRY(ids_check(q_ids, "q", rows, q_seq));
+    RA_TRY(ids_check(k_ids, "k", rows, k_seq));
     if (!out) {
         return RA_FAIL(RA_E_ARG, "out: NULL, expected segments to fill");
     }
-    *out = built; /* empty, so that ra_segments_free is right after a failure too */
-    RA_TRY(ids_check(q_ids, "q", rows, q_seq));
-    RA_TRY(ids_check(k_ids, "k", rows, k_seq));
     ra_status status = table_build(&table, q_ids, q_seq, k_ids, k_seq, rows);
     if (status) {
         goto done;
