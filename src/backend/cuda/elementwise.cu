@@ -102,16 +102,33 @@ template <typename T, int W> static __global__ void cast_rows(ra_tensor to, ra_t
     });
 }
 
-template <typename T, int W>
+/* PACK channels, by one access if rows are aligned. */
+template <typename T, bool ALIGNED>
+static __device__ pack<T, PACK> load_pack(const T *row, int64_t c)
+{
+    if constexpr (ALIGNED) {
+        return load<T, PACK>(row, c);
+    } else {
+        pack<T, PACK> p;
+        for (int i = 0; i < PACK; i++) {
+            p.x[i] = row[c + i];
+        }
+        return p;
+    }
+}
+
+/* A thread sums whole packs, aligned or not, so that strides do not change the order of the sum. */
+template <typename T, bool ALIGNED>
 static __global__ void dot_rows(ra_tensor a, ra_tensor b, ra_tensor dot)
 {
     for_rows(a, [&](place at) {
         const T *left = ra_row<T>(a, at.row, at.head, at.seq);
         const T *right = ra_row<T>(b, at.row, at.head, at.seq);
         float sum = 0;
-        for_packs<W>(a, [&](int64_t c) {
-            pack<T, W> x = load<T, W>(left, c), y = load<T, W>(right, c);
-            for (int i = 0; i < W; i++) {
+        for_packs<PACK>(a, [&](int64_t c) {
+            pack<T, PACK> x = load_pack<T, ALIGNED>(left, c);
+            pack<T, PACK> y = load_pack<T, ALIGNED>(right, c);
+            for (int i = 0; i < PACK; i++) {
                 sum += ra_to_f32(x.x[i]) * ra_to_f32(y.x[i]);
             }
         });
@@ -161,7 +178,8 @@ template <typename T> static void cast(const ra_tensor *to, const ra_tensor *fro
 template <typename T>
 static void row_dot(const ra_tensor *a, const ra_tensor *b, const ra_tensor *dot, cudaStream_t s)
 {
-    auto kernel = has_packs(a) && has_packs(b) ? dot_rows<T, PACK> : dot_rows<T, 1>;
+    RA_CHECK(a->size[RA_CHAN] % PACK == 0); /* head dims are multiples of 8 */
+    auto kernel = has_packs(a) && has_packs(b) ? dot_rows<T, true> : dot_rows<T, false>;
     kernel<<<blocks_of(a), THREADS, 0, s>>>(*a, *b, *dot);
 }
 
