@@ -18,7 +18,8 @@ enum {
     RA_TIMEOUT_MS_DEFAULT = 30000,
 };
 
-/* Batch rows, and positions of a row. Their product with heads and channels is checked by a step. */
+/* Batch rows, and positions of a row. Their product with heads and channels is checked by a step.
+ */
 #define RA_ROWS_MAX ((int64_t)1 << 24)
 #define RA_SEQ_MAX ((int64_t)1 << 31)
 

@@ -11,8 +11,8 @@ ra_status ra_view_check(const ra_tensor *t, const char *name, bool writable);
 /* Are all entries of index in [0, limit)? Names the first that is not. */
 ra_status ra_index_check(const int64_t *index, int64_t total, int64_t limit);
 
-/* Do a result and another tensor have no element in common? Tensors that share rows of one pitch, as
- * slices of a fused buffer do, are compared inside the pitch. */
+/* Do a result and another tensor have no element in common? Tensors that share rows of one pitch,
+ * as slices of a fused buffer do, are compared inside the pitch. */
 ra_status ra_apart_check(const ra_tensor *result, const char *name, const ra_tensor *other,
                          const char *other_name);
 

@@ -163,6 +163,9 @@ static void tally_group(ra_slab_builder *b, const ra_slab_group *g, int32_t stam
 static double cut(ra_slab_builder *b, int kv_heads, int64_t blocks, double uneven)
 {
     int64_t n = b->group_count, unit = ra_ceil_div(n, CUTS_MAX);
+    if (n == 0) {
+        return 0;
+    }
     for (int64_t i = 0; i <= n; i++) {
         b->cost[i] = i ? -1 : 0;
     }

@@ -2,6 +2,7 @@
  * What a slab costs, in steps: products of 64 x 128 x 256 on every SM at once. The constants are
  * measurements on one H200; they choose among plans and promise nothing.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,7 +22,7 @@ static const double gemm_factor = 1.08;
 static double two_sizes(double long_count, double longer, double short_count, double shorter,
                         int64_t clusters)
 {
-    double m = (double)clusters, rounds = (double)((int64_t)long_count / clusters);
+    double m = (double)clusters, rounds = floor(long_count / m);
     double late = long_count - rounds * m, early = m - late, best = 0;
     for (int which = 0; which < 2; which++) {
         double base = (rounds + which) * longer, end = base;
@@ -44,7 +45,7 @@ static double two_sizes(double long_count, double longer, double short_count, do
 static double gemm_steps(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads,
                          double uneven)
 {
-    double tiles = (double)((t->tiles + 1) / 2), strips = (double)t->strips;
+    double tiles = (double)ra_ceil_div(t->tiles, 2), strips = (double)t->strips;
     double query = (double)t->strip_steps / strips + EPILOGUE_STEPS;
     double key = (double)t->blocks / (2 * tiles) * 4 * b->pairs + EPILOGUE_STEPS;
     double query_units = strips * b->pairs * kv_heads * b->parts;
@@ -64,7 +65,7 @@ static double gemm_steps(const ra_slab_builder *b, const ra_slab_tally *t, int k
 
 static double score_cost(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads)
 {
-    double chunks = b->layout->chan / RA_STEP;
+    double chunks = (double)ra_ceil_div(b->layout->chan, RA_STEP);
     int64_t units = ra_ceil_div(t->blocks, 2) * b->pairs * kv_heads;
     double steps = (double)ra_ceil_div(units, b->layout->clusters) * (2.4 * chunks + 2);
     double memory = 2.0 * b->pairs * kv_heads * (double)t->blocks * RA_BLOCK_BYTES / bytes_a_step;
