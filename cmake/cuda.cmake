@@ -12,8 +12,21 @@ set(RA_CUDA_SOURCES
     src/backend/cuda/cuda.c
     src/backend/cuda/dispatch.c
     src/backend/cuda/memory.c
+    src/comm/device_copy.c
     src/comm/threads_device.c
 )
+# Only the header of NCCL is needed here; the library is found when a program runs.
+find_path(RA_NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS}
+    DOC "Where nccl.h is; without it the NCCL transport answers that it is not there")
+if(RA_NCCL_INCLUDE_DIR)
+    list(APPEND RA_CUDA_SOURCES
+        src/comm/nccl/ending.c
+        src/comm/nccl/library.c
+        src/comm/nccl/nccl.c)
+else()
+    message(STATUS "nccl.h not found: building without the NCCL transport")
+    list(APPEND RA_CUDA_SOURCES src/comm/nccl/absent.c)
+endif()
 # Kernels for any device from Hopper on.
 set(RA_CUDA_PLAIN_SOURCES
     src/backend/cuda/elementwise.cu
@@ -49,6 +62,10 @@ endfunction()
 add_library(ringattn_cuda_objects OBJECT
     ${RA_CUDA_HOST_SOURCES} ${RA_CUDA_SOURCES} ${RA_CUDA_PLAIN_SOURCES})
 ra_cuda_flags(ringattn_cuda_objects)
+target_link_libraries(ringattn_cuda_objects PRIVATE ${CMAKE_DL_LIBS})
+if(RA_NCCL_INCLUDE_DIR)
+    target_include_directories(ringattn_cuda_objects SYSTEM PRIVATE ${RA_NCCL_INCLUDE_DIR})
+endif()
 set_target_properties(ringattn_cuda_objects PROPERTIES CUDA_ARCHITECTURES 90)
 set(cuda_objects $<TARGET_OBJECTS:ringattn_cuda_objects>)
 if(RA_CUDA_TUNED_SOURCES)
@@ -67,9 +84,10 @@ foreach(library ringattn_cuda ringattn_cuda_static)
     set_target_properties(${library} PROPERTIES
         OUTPUT_NAME ringattn-cuda LINKER_LANGUAGE C)
 endforeach()
-target_link_libraries(ringattn_cuda PRIVATE CUDA::cudart_static Threads::Threads m stdc++)
+target_link_libraries(ringattn_cuda PRIVATE
+    CUDA::cudart_static Threads::Threads m stdc++ ${CMAKE_DL_LIBS})
 target_link_libraries(ringattn_cuda_static
-    PUBLIC ringattn_static CUDA::cudart_static Threads::Threads m stdc++)
+    PUBLIC ringattn_static CUDA::cudart_static Threads::Threads m stdc++ ${CMAKE_DL_LIBS})
 set_target_properties(ringattn_cuda PROPERTIES
     VERSION ${PROJECT_VERSION}
     SOVERSION ${PROJECT_VERSION_MAJOR}

@@ -58,12 +58,13 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
 endif()
 list(APPEND RA_LIBRARY_SOURCES ${RA_KERNEL_SOURCES})
 
-# The half of the CUDA backend that needs no CUDA: tested on every machine.
+# The half of the CUDA backend and of its transports that needs no CUDA: tested on every machine.
 set(RA_CUDA_HOST_SOURCES
     src/backend/cuda/slabs.c
     src/backend/cuda/slabs_cost.c
     src/backend/cuda/slabs_lists.c
     src/backend/cuda/work.c
+    src/comm/nccl/rounds.c
 )
 
 set(RA_CHECK_SOURCES

@@ -38,6 +38,36 @@ RA_API const char *ra_cuda_kernel(const ra_backend *backend, bool backward);
  * ra_comm_open_threads, for tensors in device or host memory. */
 RA_API ra_status ra_comm_open_threads_cuda(int size, ra_comm **out_by_rank);
 
+/* ---- ranks as processes, one GPU each, over NCCL ------------------------------------------ */
+
+/* What the ranks of one communicator must share; plain bytes, to be sent as they are. */
+typedef struct ra_nccl_id {
+    unsigned char bytes[128];
+} ra_nccl_id;
+
+/* On one rank; the caller brings it to all others, by MPI, a file, a socket. RA_E_UNAVAILABLE
+ * without NCCL: the copy in the process (PyTorch's, say) is used, else libnccl.so.2. */
+RA_API ra_status ra_nccl_id_create(ra_nccl_id *out);
+
+/* Collective over `size` ranks that hold the same id, each with a device of its own: NCCL refuses
+ * two ranks on one device. Tensors of calls are in memory of that device. RA_E_COMM if not all
+ * ranks come within 30 s. Exchanges run on a stream of the comm's own, which takes precedence over
+ * the computation's; what does not lie in one piece passes through at most 128 MiB a peer of device
+ * memory.
+ *
+ * No call waits for a rank that is gone: a watch on every exchange ends it after its time-out and
+ * aborts the NCCL communicator, which frees its memory; the process lives on and may open another.
+ * ra_comm_close of a comm without a failure waits for the other ranks to close theirs, at most 5 s.
+ */
+RA_API ra_status ra_comm_open_nccl(const ra_nccl_id *id, int rank, int size, int device,
+                                   ra_comm **out);
+
+/* Of the library that the two use, such as "2.28.9"; "" if there is none. Valid until this thread
+ * calls again. */
+RA_API const char *ra_nccl_version(void);
+
+/* ---- memory ------------------------------------------------------------------------------- */
+
 /* Device memory, zeroed; free accepts NULL. copy waits for the stream, in either direction, between
  * host and device memory. */
 RA_API ra_status ra_cuda_alloc(int device, size_t bytes, void **out);

@@ -6,11 +6,9 @@
  */
 #include "backend/cuda/check.h"
 #include "base/alloc.h"
+#include "comm/device_copy.h"
 #include "comm/threads.h"
 #include "ringattn_cuda.h"
-
-/* The largest pitch of a two-dimensional copy. */
-static const size_t pitch_max = INT32_MAX;
 
 /* A receiver's stream, on the device of its memory; opened by its first copy. */
 typedef struct receiver {
@@ -43,19 +41,8 @@ static ra_status copy_device(void *user, int rank, const ra_copy *copy)
     if (!r->open) {
         RA_TRY(open_receiver(r, copy->to));
     }
-    bool wide = copy->to_stride > pitch_max || copy->from_stride > pitch_max;
-    if (copy->rows > 1 && !wide && copy->width > 0) {
-        RA_CUDA_TRY(cudaMemcpy2DAsync(copy->to, copy->to_stride, copy->from, copy->from_stride,
-                                      copy->width, (size_t)copy->rows, cudaMemcpyDefault,
-                                      r->stream));
-        return RA_OK;
-    }
-    for (int64_t row = 0; row < copy->rows && copy->width > 0; row++) {
-        RA_CUDA_TRY(cudaMemcpyAsync((char *)copy->to + (size_t)row * copy->to_stride,
-                                    (const char *)copy->from + (size_t)row * copy->from_stride,
-                                    copy->width, cudaMemcpyDefault, r->stream));
-    }
-    return RA_OK;
+    return ra_device_copy_rows(copy->to, copy->to_stride, copy->from, copy->from_stride,
+                               copy->width, copy->rows, r->stream);
 }
 
 static ra_status finish_device(void *user, int rank)

@@ -1,0 +1,176 @@
+/* How the NCCL transport cuts messages: plain host code, so it is tested where there is no GPU. The
+ * two ends of a message, whose blocks differ, must cut at the same bytes, and their pieces must
+ * carry every byte once, in order. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm/nccl/rounds.h"
+#include "support.h"
+
+enum { BLOCKS_MAX = 40, GAP_MAX = 48 };
+
+/* A message in memory with gaps, cut into blocks at random. */
+typedef struct parcel {
+    char *memory;
+    ra_block block[BLOCKS_MAX];
+    ra_xfer xfer;
+} parcel;
+
+static void parcel_create(parcel *p, rng *r, bool send, uint64_t total)
+{
+    uint64_t left = total, room = 0;
+    size_t offset[BLOCKS_MAX];
+    *p = (parcel){.xfer = {.peer = 3, .send = send, .bytes = total, .blocks = p->block}};
+    int64_t count = 0;
+    for (; left > 0; count++) {
+        bool last = count == BLOCKS_MAX - 1;
+        size_t width = last ? left : (size_t)rng_int(r, 0, rng_chance(r, 50) ? 4096 : 6 << 20);
+        width = width < left ? width : left;
+        int64_t rows = last || width == 0 ? 1 : rng_int(r, 0, 300);
+        rows = width > 0 ? ra_min_i64(rows, (int64_t)(left / width)) : rows;
+        size_t stride = width + (rng_chance(r, 50) ? 0 : (size_t)rng_int(r, 1, GAP_MAX));
+        p->block[count] = (ra_block){NULL, width, stride, rows};
+        offset[count] = room + (size_t)rng_int(r, 0, GAP_MAX);
+        room = offset[count] + stride * (size_t)rows;
+        left -= width * (size_t)rows;
+    }
+    p->memory = malloc(room + 1);
+    assert_non_null(p->memory);
+    memset(p->memory, 0xee, room + 1);
+    for (int64_t i = 0; i < count; i++) {
+        p->block[i].data = p->memory + offset[i];
+    }
+    p->xfer.block_count = count;
+}
+
+/* One piece of the sender's to the same piece of the receiver's, by the cursor alone. */
+static void carry(const ra_nccl_piece *from, const ra_nccl_piece *to)
+{
+    char *flat = malloc(from->bytes);
+    ra_cursor at = from->at;
+    assert_non_null(flat);
+    for (size_t passed = 0; passed < from->bytes;) {
+        ra_stretch s = ra_cursor_take(&at, from->bytes - passed);
+        assert_true(s.width > 0 && s.rows > 0);
+        for (int64_t i = 0; i < s.rows; i++, passed += s.width) {
+            memcpy(flat + passed, s.data + (size_t)i * s.stride, s.width);
+        }
+        assert_true(passed <= from->bytes);
+    }
+    if (from->direct) {
+        assert_memory_equal(flat, from->direct, from->bytes);
+    }
+    at = to->at;
+    for (size_t passed = 0; passed < to->bytes;) {
+        ra_stretch s = ra_cursor_take(&at, to->bytes - passed);
+        for (int64_t i = 0; i < s.rows; i++, passed += s.width) {
+            memcpy(s.data + (size_t)i * s.stride, flat + passed, s.width);
+        }
+    }
+    if (to->direct) {
+        assert_memory_equal(flat, to->direct, to->bytes);
+    }
+    free(flat);
+}
+
+/* Staged pieces lie beside each other, and within the room that the round asks for. */
+static void check_staging(const ra_nccl_rounds *rounds)
+{
+    size_t end = 0;
+    for (int i = 0; i < rounds->piece_count; i++) {
+        const ra_nccl_piece *piece = &rounds->piece[i];
+        assert_in_range(piece->bytes, 1, RA_NCCL_PIECE_BYTES);
+        if (!piece->direct) {
+            assert_true(piece->staging >= end);
+            end = piece->staging + piece->bytes;
+        }
+    }
+    assert_true(end <= rounds->staging_bytes);
+    assert_true(rounds->staging_bytes <= (size_t)rounds->message_count * RA_NCCL_ROUND_BYTES);
+}
+
+/* All rounds of a message from one end to the other. */
+static void carry_all(ra_nccl_rounds *out, ra_nccl_rounds *in, const parcel *from, const parcel *to)
+{
+    assert_int_equal(ra_nccl_rounds_start(out, &from->xfer, 1), RA_OK);
+    assert_int_equal(ra_nccl_rounds_start(in, &to->xfer, 1), RA_OK);
+    do {
+        assert_int_equal(ra_nccl_rounds_next(out), RA_OK);
+        assert_int_equal(ra_nccl_rounds_next(in), RA_OK);
+        assert_int_equal(out->piece_count, in->piece_count);
+        check_staging(out);
+        check_staging(in);
+        for (int i = 0; i < out->piece_count; i++) {
+            assert_int_equal(out->piece[i].bytes, in->piece[i].bytes);
+            assert_true(out->piece[i].send && !in->piece[i].send);
+            carry(&out->piece[i], &in->piece[i]);
+        }
+    } while (out->piece_count > 0);
+}
+
+static void test_both_ends_cut_alike(void **state)
+{
+    (void)state;
+    rng r = rng_of(support_seed());
+    ra_nccl_rounds out = {0}, in = {0};
+    for (int64_t step = 0; step < support_steps(60); step++) {
+        parcel from, to;
+        uint64_t total = (uint64_t)rng_int(&r, 0, step % 8 == 0 ? 150 << 20 : 9 << 20);
+        support_limit(60, "step %lld: %llu bytes", (long long)step, (unsigned long long)total);
+        parcel_create(&from, &r, true, total);
+        parcel_create(&to, &r, false, total);
+        char *flat = malloc(total + 1), *got = malloc(total + 1);
+        assert_true(flat && got);
+        for (uint64_t i = 0; i < total; i++) { /* without a short period */
+            flat[i] = (char)((i + 1) * 0x9e3779b97f4a7c15u >> 40);
+        }
+        ra_xfer_unpack(&from.xfer, flat);
+        carry_all(&out, &in, &from, &to);
+        ra_xfer_pack(&to.xfer, got);
+        assert_memory_equal(got, flat, total);
+        free(flat);
+        free(got);
+        free(from.memory);
+        free(to.memory);
+    }
+    ra_nccl_rounds_free(&out);
+    ra_nccl_rounds_free(&in);
+}
+
+/* What lies in one piece is sent where it is: only where two blocks meet is anything copied. */
+static void test_contiguous_is_direct(void **state)
+{
+    (void)state;
+    const size_t head = 10 << 20;
+    ra_nccl_rounds rounds = {0};
+    char *memory = malloc(3 * head);
+    ra_block blocks[3];
+    assert_non_null(memory);
+    for (size_t i = 0; i < 3; i++) {
+        blocks[i] = (ra_block){memory + i * head, head, head, 1};
+    }
+    ra_xfer xfer = {1, true, blocks, 3, 3 * head};
+    assert_int_equal(ra_nccl_rounds_start(&rounds, &xfer, 1), RA_OK);
+    assert_int_equal(ra_nccl_rounds_next(&rounds), RA_OK);
+    assert_int_equal(rounds.piece_count, 8);
+    for (int i = 0; i < rounds.piece_count; i++) {
+        bool inside = ((size_t)i * RA_NCCL_PIECE_BYTES) / head ==
+                      ((size_t)i * RA_NCCL_PIECE_BYTES + rounds.piece[i].bytes - 1) / head;
+        assert_int_equal(rounds.piece[i].direct != NULL, inside);
+        if (inside) {
+            assert_ptr_equal(rounds.piece[i].direct, memory + (size_t)i * RA_NCCL_PIECE_BYTES);
+        }
+    }
+    ra_nccl_rounds_free(&rounds);
+    free(memory);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_both_ends_cut_alike),
+        cmocka_unit_test(test_contiguous_is_direct),
+    };
+    support_start(argc, argv);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
