@@ -9,11 +9,16 @@ set(RA_LIBRARY_SOURCES
     src/tensor/tensor.c
     src/rule/layer.c
     src/rule/rule.c
+    src/plan/balance.c
+    src/plan/balance_cut.c
+    src/plan/balance_greedy.c
+    src/plan/balance_peel.c
     src/plan/cost.c
     src/plan/cover.c
     src/plan/desc.c
     src/plan/need.c
     src/plan/pieces.c
+    src/plan/runs.c
     src/plan/schedule.c
     src/plan/segments.c
     src/plan/shard.c

@@ -4,7 +4,7 @@ _ringattn() {
     local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}
     local words=''
     case $previous in
-    --layout | -l) words='contiguous zigzag uneven runs:' ;;
+    --layout | -l) words='contiguous zigzag balanced uneven runs:' ;;
     --dtype | -d) words='file f32 bf16 f16' ;;
     --out-dtype) words='f32 bf16 f16' ;;
     --backend) words='cpu cuda auto' ;;

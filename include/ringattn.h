@@ -161,6 +161,19 @@ RA_API int ra_runs_contiguous(int rank, int size, int64_t seq, ra_run out[1]);
  * 2*size-1-r. Returns the run count, 0 to 2. */
 RA_API int ra_runs_zigzag(int rank, int size, int64_t seq, ra_run out[2]);
 
+/* The global position of each token of a rank, in the order of its runs: the position ids that
+ * rotary embeddings need. Returns how many there are; out may be NULL. */
+RA_API int64_t ra_runs_positions(const ra_run *runs, int64_t run_count, int64_t *out);
+/* take: slice = the runs' positions of whole; put: back to their places. whole is [outer, seq],
+ * slice [outer, positions of the runs], of `width` bytes a position: for [B, H, S, D] outer is B *
+ * H and width the bytes of D, for [B, S, H, D] it is B and those of H * D. The runs of all ranks,
+ * one rank after another, permute a batch into rank order and back. RA_E_ARG if a run leaves the
+ * row. */
+RA_API ra_status ra_runs_take(const ra_run *runs, int64_t run_count, const void *whole,
+                              int64_t outer, int64_t seq, size_t width, void *slice);
+RA_API ra_status ra_runs_put(const ra_run *runs, int64_t run_count, const void *slice,
+                             int64_t outer, int64_t seq, size_t width, void *whole);
+
 /* ---- backend: where math runs ---------------------------------------------------------- */
 
 typedef struct ra_backend ra_backend;
@@ -331,6 +344,33 @@ RA_API int64_t ra_plan_transfers(const ra_plan *plan, ra_transfer *out, int64_t 
  * depends on a rank's slice. */
 RA_API const char *ra_path_for(const ra_layer *layer, bool has_documents, bool has_vision,
                                bool contiguous, const char **reason);
+
+/* ---- balanced shards ------------------------------------------------------------------- */
+
+typedef struct ra_balance_options {
+    size_t size;
+    int64_t align;        /* runs begin at multiples of it and end there or with the row; 0 = 1 */
+    bool equal_tokens;    /* each rank owns the same number of aligned pieces, or one more */
+    const double *weight; /* [layer_count] cost of a pair; NULL = q_heads * head_dim */
+} ra_balance_options;
+
+typedef struct ra_balance {
+    int ranks;
+    int64_t *run_first; /* [ranks + 1] rank r owns run[run_first[r]] to run[run_first[r + 1] - 1] */
+    ra_run *run;        /* ascending in each rank */
+    double imbalance;   /* cost of the busiest rank / mean; 1 = balanced */
+} ra_balance;
+
+/* Shards of equal cost. whole: rows and seq_local of the whole batch; runs ignored. layers: the
+ * kinds that will share the shards; a position costs the weighted pairs of its queries. imbalance
+ * is at most 1.03 if no `align` positions cost more than 1 % of a rank's mean, else as near as a
+ * greedy deal comes. Then a rank owns one run, or, with equal_tokens, all together at most 2 *
+ * ranks - 1. Linear in the tokens; the same on every rank. Free with ra_balance_free, after success
+ * only. */
+RA_API ra_status ra_runs_balanced(const ra_step_desc *whole, const ra_layer *layers,
+                                  int layer_count, int ranks, const ra_balance_options *options,
+                                  ra_balance *out);
+RA_API void ra_balance_free(ra_balance *balance);
 
 /* ---- the operation --------------------------------------------------------------------- */
 

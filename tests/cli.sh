@@ -73,7 +73,7 @@ expect 2 '--cpu-level: z80' check "$causal" --cpu-level z80
 expect 2 'FILE: missing' check
 
 # ---- check: every layout, also more ranks than positions
-for layout in contiguous zigzag uneven uneven:5; do
+for layout in contiguous zigzag uneven uneven:5 balanced balanced:equal; do
     for ranks in 1 3 150; do
         expect 0 'pass' check "$causal" "$sliding" --ranks $ranks --layout $layout --threads 1
     done
@@ -239,6 +239,11 @@ expect 0 '' plan --seq 1000000 --ranks 64 --layout zigzag --json
 json 'len(d["rank"]) == 64 and d["pairs"] == 1000000 * 1000001 // 2 and d["imbalance"] < 1.01'
 json 'sum(n for r in d["rank"] for _, n in r["runs"]) == 1000000'
 json 'all(t["from"] != t["to"] for t in d["transfers"])'
+expect 0 '' plan --seq 1000000 --ranks 64 --docs 700000,200000 --layout balanced --json
+json 'd["imbalance"] <= 1.03 and all(len(r["runs"]) == 1 for r in d["rank"])'
+expect 0 '' plan --seq 1048576 --ranks 64 --docs 700000,200000 --layout balanced:align=64,equal --json
+json 'd["imbalance"] <= 1.03 and sum(len(r["runs"]) for r in d["rank"]) <= 127'
+json 'all(r["seq_local"] == 16384 and all(s % 64 == 0 for s, _ in r["runs"]) for r in d["rank"])'
 printf '300\n\n500\n' >"$work/lengths"
 expect 0 '' plan --seq 1000 --ranks 3 --docs "$work/lengths" --json
 json 'd["pairs"] == 300 * 301 // 2 + 500 * 501 // 2'

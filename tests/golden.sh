@@ -12,7 +12,7 @@ checks=0
 failures=0
 
 for ranks in 1 2 3 4 7; do
-    for layout in contiguous zigzag "uneven:$ranks"; do
+    for layout in contiguous zigzag balanced balanced:align=4,equal "uneven:$ranks"; do
         for keep in '' --keep-kv; do
             options=(--ranks "$ranks" --layout "$layout" --threads 1 ${keep:+"$keep"})
             "$binary" check "${cases[@]}" "${options[@]}" >"$work/out" 2>"$work/err"

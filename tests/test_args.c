@@ -113,6 +113,10 @@ static void refuses_with_a_reason(void **state)
         {"check a --layout ring", "--layout: ring"},
         {"check a --layout uneven:x", "seed"},
         {"check a --layout runs:", "runs:FILE"},
+        {"check a --layout balanced:align=0", "align: 0"},
+        {"check a --layout balanced:equal,", "align=N or equal"},
+        {"check a --layout balanced:even", "align=N or equal"},
+        {"check a --layout balancedx", "--layout: balancedx"},
         {"check a --cpu-level z80", "expected one of"},
         {"run a", "no OUT"},
         {"run -o b", "0 input files"},
@@ -143,11 +147,25 @@ static void refuses_with_a_reason(void **state)
     }
 }
 
+/* Deals a row of one causal document. */
+static ra_status build(const ra_layout *layout, int ranks, int64_t seq, ra_deals *deals)
+{
+    const ra_step_desc whole = {.size = sizeof whole, .rows = 1, .seq_local = seq};
+    const ra_layer layer = {.size = sizeof layer,
+                            .q_heads = 1,
+                            .kv_heads = 1,
+                            .head_dim = 8,
+                            .dtype = RA_F32,
+                            .scale = 1,
+                            .causal = true};
+    return ra_deals_build(layout, ranks, &whole, &layer, deals);
+}
+
 /* Every position once; the sum of lengths is right; taking and putting are inverse. */
 static void check_deals(const ra_layout *layout, int ranks, int64_t seq)
 {
     ra_deals deals;
-    assert_int_equal(ra_deals_build(layout, ranks, seq, &deals), RA_OK);
+    assert_int_equal(build(layout, ranks, seq, &deals), RA_OK);
     enum { OUTER = 2, SEQ_MAX = 200 };
     int32_t whole[OUTER * SEQ_MAX], back[OUTER * SEQ_MAX] = {0}, slice[OUTER * SEQ_MAX];
     assert_in_range(seq, 1, SEQ_MAX);
@@ -164,11 +182,15 @@ static void check_deals(const ra_layout *layout, int ranks, int64_t seq)
         }
         assert_int_equal(length, deal->length);
         total += length;
-        ra_deal_take(deal, whole, OUTER, seq, sizeof whole[0], slice);
+        assert_int_equal(
+            ra_runs_take(deal->runs, deal->run_count, whole, OUTER, seq, sizeof whole[0], slice),
+            RA_OK);
         if (deal->length > 0) {
             assert_int_equal(slice[0], deal->runs[0].start + 1);
         }
-        ra_deal_put(deal, slice, OUTER, seq, sizeof whole[0], back);
+        assert_int_equal(
+            ra_runs_put(deal->runs, deal->run_count, slice, OUTER, seq, sizeof whole[0], back),
+            RA_OK);
     }
     assert_int_equal(total, seq);
     assert_memory_equal(back, whole, (size_t)(OUTER * seq) * sizeof whole[0]);
@@ -182,6 +204,9 @@ static void deals_every_position_once(void **state)
         for (int64_t seq = 1; seq <= 40; seq += 3) {
             check_deals(&(ra_layout){.kind = RA_LAYOUT_CONTIGUOUS}, ranks, seq);
             check_deals(&(ra_layout){.kind = RA_LAYOUT_ZIGZAG}, ranks, seq);
+            check_deals(&(ra_layout){.kind = RA_LAYOUT_BALANCED}, ranks, seq);
+            check_deals(&(ra_layout){.kind = RA_LAYOUT_BALANCED, .align = 3, .equal_tokens = true},
+                        ranks, seq);
             for (uint64_t seed = 0; seed < 5; seed++) {
                 check_deals(&(ra_layout){.kind = RA_LAYOUT_UNEVEN, .seed = seed}, ranks, seq);
             }
@@ -197,7 +222,7 @@ static void uneven_is_uneven(void **state)
     for (uint64_t seed = 0; seed < 20; seed++) {
         ra_layout layout = {.kind = RA_LAYOUT_UNEVEN, .seed = seed};
         ra_deals deals;
-        assert_int_equal(ra_deals_build(&layout, 4, 103, &deals), RA_OK);
+        assert_int_equal(build(&layout, 4, 103, &deals), RA_OK);
         for (int rank = 0; rank < 4; rank++) {
             const ra_deal *deal = &deals.deal[rank];
             lengths_differ |= deal->length != deals.deal[0].length;
@@ -239,7 +264,7 @@ static void reads_runs_from_json(void **state)
         assert_int_equal(pwrite(fd, cases[i].text, bytes, 0), bytes);
         ra_layout layout = {.kind = RA_LAYOUT_RUNS, .path = path};
         ra_deals deals;
-        ra_status status = ra_deals_build(&layout, 2, 10, &deals);
+        ra_status status = build(&layout, 2, 10, &deals);
         if (!cases[i].word) {
             assert_int_equal(status, RA_OK);
             ra_deals_free(&deals);
@@ -252,7 +277,7 @@ static void reads_runs_from_json(void **state)
     unlink(path);
     ra_layout layout = {.kind = RA_LAYOUT_RUNS, .path = path};
     ra_deals deals;
-    assert_int_equal(ra_deals_build(&layout, 2, 10, &deals), RA_E_IO);
+    assert_int_equal(build(&layout, 2, 10, &deals), RA_E_IO);
 }
 
 int main(int argc, char **argv)

@@ -27,7 +27,8 @@ enum { TIMEOUT_MS_DEFAULT = 600 * 1000, TIMEOUT_SECONDS_MAX = 1000 * 1000 };
 #define OPTION_LIST(X)                                                                             \
     X(RANKS, "ranks", 'n', "N", RING | PLAN, "ranks to shard over (check, run: 2)")                \
     X(LAYOUT, "layout", 'l', "LAYOUT", RING | PLAN,                                                \
-      "contiguous, zigzag, uneven[:SEED] or runs:FILE (contiguous)")                               \
+      "contiguous, zigzag, balanced[:align=N,equal], uneven[:SEED]\n"                              \
+      "                             or runs:FILE (contiguous)")                                    \
     X(BACKEND, "backend", 0, "NAME", RING, "cpu, cuda or auto: cuda if there is a device (cpu)")   \
     X(TRANSPORT, "transport", 0, "NAME", RING,                                                     \
       "threads, or mpi: the processes of mpirun (threads)")                                        \

@@ -319,6 +319,18 @@ ra_status ra_tensor_convert(ra_tensor *t, ra_dtype dtype, void **owned)
     return RA_OK;
 }
 
+ra_step_desc ra_case_desc(const ra_case *c)
+{
+    return (ra_step_desc){
+        .size = sizeof(ra_step_desc),
+        .rows = c->rows,
+        .seq_local = c->seq,
+        .doc_id = c->doc_id,
+        .is_pad = c->is_pad,
+        .token_type = c->token_type,
+    };
+}
+
 ra_status ra_case_convert(ra_case *c, ra_dtype dtype)
 {
     ra_tensor *inputs[] = {&c->q, &c->k, &c->v, &c->dout};

@@ -44,6 +44,8 @@ ra_tensor ra_case_result(const ra_case *c, ra_result result, void *data, ra_dtyp
 ra_status ra_case_read(const char *path, ra_case *out);
 /* The case of `plan --seq`: metadata and a layer, no tensors. */
 ra_status ra_case_imagine(const ra_args *args, ra_case *out);
+/* The metadata of the whole batch; borrowed from c. */
+ra_step_desc ra_case_desc(const ra_case *c);
 /* Rounds the inputs to dtype and drops the expected results, which are those of other inputs. */
 ra_status ra_case_convert(ra_case *c, ra_dtype dtype);
 /* Makes *t a contiguous copy of itself in dtype, at *owned. */

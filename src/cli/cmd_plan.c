@@ -245,7 +245,8 @@ static ra_status run_survey(survey *s)
     if (args->dtype) {
         s->c.layer.dtype = args->dtype;
     }
-    RA_TRY(ra_deals_build(&args->layout, args->ranks, s->c.seq, &s->deals));
+    const ra_step_desc whole = ra_case_desc(&s->c);
+    RA_TRY(ra_deals_build(&args->layout, args->ranks, &whole, &s->c.layer, &s->deals));
     RA_TRY(RA_NEW(&s->rank, args->ranks));
     RA_TRY(ra_world_run(RA_DEVICE_CPU, args->ranks, survey_rank, s));
     return args->json ? ra_json_print(survey_json(s)) : print_text(s);

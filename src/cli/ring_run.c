@@ -47,8 +47,9 @@ static ra_status shard_fill(const job *j, const ra_deal *deal, int64_t kept_seq,
     for (int i = 0; i < INPUT_COUNT; i++) {
         if (whole[i]->data) {
             RA_TRY(allocate(*whole[i], deal->length, &s->input[i]));
-            ra_deal_take(deal, whole[i]->data, j->c->rows * whole[i]->size[RA_HEAD], j->c->seq,
-                         position_bytes(whole[i]), s->input[i].data);
+            RA_TRY(ra_runs_take(deal->runs, deal->run_count, whole[i]->data,
+                                j->c->rows * whole[i]->size[RA_HEAD], j->c->seq,
+                                position_bytes(whole[i]), s->input[i].data));
         }
     }
     for (int i = 0; i < RA_RESULT_COUNT; i++) {
@@ -171,11 +172,12 @@ static ra_status run_backward(const ra_setup *setup, ra_device device, const sha
     return RA_OK;
 }
 
-static void put_result(const job *j, int rank, int result, const void *data)
+static ra_status put_result(const job *j, int rank, int result, const void *data)
 {
     const ra_tensor *whole = &j->out->result[result];
-    ra_deal_put(&j->deals->deal[rank], data, j->c->rows * whole->size[RA_HEAD], j->c->seq,
-                position_bytes(whole), whole->data);
+    const ra_deal *deal = &j->deals->deal[rank];
+    return ra_runs_put(deal->runs, deal->run_count, data, j->c->rows * whole->size[RA_HEAD],
+                       j->c->seq, position_bytes(whole), whole->data);
 }
 
 /* One result of one rank goes to rank 0; a call of every rank. */
@@ -194,7 +196,7 @@ static ra_status send_home(const job *j, ra_comm *comm, int from, int result, vo
     bool takes_part = (rank == 0 || rank == from) && bytes > 0;
     ra_status status = ra_comm_exchange(comm, &xfer, takes_part, j->args->timeout_ms);
     if (!status && rank == 0) {
-        put_result(j, from, result, there.data);
+        status = put_result(j, from, result, there.data);
     }
     ra_free(there.data);
     return status;
@@ -245,12 +247,12 @@ static ra_status run_rank(ra_comm *comm, void *user)
         (status = shard_get(device, &there, &s))) {
         goto done;
     }
-    for (int i = 0; i < RA_RESULT_COUNT; i++) {
+    for (int i = 0; i < RA_RESULT_COUNT && !status; i++) {
         if (j->out->result[i].data) {
-            put_result(j, rank, i, s.result[i].data);
+            status = put_result(j, rank, i, s.result[i].data);
         }
     }
-    if (j->args->transport != RA_TRANSPORT_THREADS) {
+    if (!status && j->args->transport != RA_TRANSPORT_THREADS) {
         status = bring_home(j, comm, &s);
     }
 done:
@@ -279,7 +281,8 @@ ra_status ra_ring_run(const ra_case *c, const ra_args *args, ra_trace *trace, ra
 {
     *out = (ra_ring_result){0};
     ra_deals deals;
-    RA_TRY(ra_deals_build(&args->layout, args->ranks, c->seq, &deals));
+    const ra_step_desc whole = ra_case_desc(c);
+    RA_TRY(ra_deals_build(&args->layout, args->ranks, &whole, &c->layer, &deals));
     job j = {.c = c, .args = args, .deals = &deals, .trace = trace, .out = out};
     ra_status status = prepare(c, args, out);
     if (!status) {

@@ -13,7 +13,12 @@ static ra_status take_metadata(const void *whole, const ra_case *c, const ra_dea
     if (whole) {
         /* One element more: an empty slice must not become NULL, which means "no such metadata". */
         RA_TRY(ra_alloc((size_t)(c->rows * deal->length + 1), width, &slice));
-        ra_deal_take(deal, whole, c->rows, c->seq, width, slice);
+        ra_status status =
+            ra_runs_take(deal->runs, deal->run_count, whole, c->rows, c->seq, width, slice);
+        if (status) {
+            ra_free(slice);
+            return status;
+        }
     }
     memcpy(out, &slice, sizeof slice);
     return RA_OK;

@@ -1,4 +1,4 @@
-/* Four ways to deal the positions of a row to ranks, and the copies between rows and slices. */
+/* Five ways to deal the positions of a row to ranks. */
 #include "cli/shards.h"
 
 #include <jansson.h>
@@ -11,6 +11,26 @@
 #include "base/mathx.h"
 #include "cli/args.h"
 #include "cli/files.h"
+
+/* ":WORD,WORD" behind balanced, or nothing. */
+static ra_status parse_balance(const char *text, ra_layout *out)
+{
+    while (*text) {
+        char word[32];
+        size_t length = strcspn(++text, ",");
+        snprintf(word, sizeof word, "%.*s", (int)length, text);
+        if (strncmp(word, "align=", 6) == 0) {
+            RA_TRY(
+                ra_number_parse("--layout balanced:align", word + 6, 1, RA_SEQ_MAX, &out->align));
+        } else if (strcmp(word, "equal") == 0) {
+            out->equal_tokens = true;
+        } else {
+            return RA_FAIL(RA_E_ARG, "--layout balanced: %.64s, expected align=N or equal", text);
+        }
+        text += length;
+    }
+    return RA_OK;
+}
 
 ra_status ra_layout_parse(const char *text, ra_layout *out)
 {
@@ -26,12 +46,16 @@ ra_status ra_layout_parse(const char *text, ra_layout *out)
         }
         out->kind = RA_LAYOUT_UNEVEN;
         out->seed = (uint64_t)seed;
+    } else if (strcmp(text, "balanced") == 0 || strncmp(text, "balanced:", 9) == 0) {
+        out->kind = RA_LAYOUT_BALANCED;
+        RA_TRY(parse_balance(text + strlen("balanced"), out));
     } else if (strncmp(text, "runs:", 5) == 0 && text[5]) {
         out->kind = RA_LAYOUT_RUNS;
         out->path = text + 5;
     } else {
         return RA_FAIL(RA_E_ARG,
-                       "--layout: %.64s, expected contiguous, zigzag, uneven[:SEED] or runs:FILE",
+                       "--layout: %.64s, expected contiguous, zigzag, balanced[:align=N,equal], "
+                       "uneven[:SEED] or runs:FILE",
                        text);
     }
     return RA_OK;
@@ -52,6 +76,18 @@ ra_status ra_vision_parse(const char *name, const char *text, ra_vision *out)
     return RA_OK;
 }
 
+static void print_balance(const ra_layout *layout, char *text, size_t text_bytes)
+{
+    char align[32] = "";
+    if (layout->align > 0) {
+        snprintf(align, sizeof align, ":align=%" PRId64, layout->align);
+    }
+    snprintf(text, text_bytes, "balanced%s%s", align,
+             !layout->equal_tokens ? ""
+             : *align              ? ",equal"
+                                   : ":equal");
+}
+
 void ra_layout_print(const ra_layout *layout, char *text, size_t text_bytes)
 {
     switch (layout->kind) {
@@ -59,6 +95,7 @@ void ra_layout_print(const ra_layout *layout, char *text, size_t text_bytes)
     case RA_LAYOUT_ZIGZAG: snprintf(text, text_bytes, "zigzag"); break;
     case RA_LAYOUT_UNEVEN: snprintf(text, text_bytes, "uneven:%" PRIu64, layout->seed); break;
     case RA_LAYOUT_RUNS: snprintf(text, text_bytes, "runs:%s", layout->path); break;
+    case RA_LAYOUT_BALANCED: print_balance(layout, text, text_bytes); break;
     }
 }
 
@@ -184,9 +221,32 @@ static ra_status deal_file(const char *path, ra_deals *out)
     return status;
 }
 
-ra_status ra_deals_build(const ra_layout *layout, int ranks, int64_t seq, ra_deals *out)
+static ra_status deal_balanced(const ra_layout *layout, const ra_step_desc *whole,
+                               const ra_layer *layer, ra_deals *out)
 {
-    *out = (ra_deals){ranks, seq, NULL};
+    const ra_balance_options options = {
+        .size = sizeof options,
+        .align = layout->align,
+        .equal_tokens = layout->equal_tokens,
+    };
+    ra_balance balance;
+    int64_t capacity;
+    RA_TRY(ra_runs_balanced(whole, layer, 1, out->ranks, &options, &balance));
+    ra_status status = RA_OK;
+    for (int rank = 0; rank < out->ranks && !status; rank++) {
+        capacity = 0;
+        for (int64_t i = balance.run_first[rank]; i < balance.run_first[rank + 1] && !status; i++) {
+            status = add_run(&out->deal[rank], &capacity, balance.run[i]);
+        }
+    }
+    ra_balance_free(&balance);
+    return status;
+}
+
+ra_status ra_deals_build(const ra_layout *layout, int ranks, const ra_step_desc *whole,
+                         const ra_layer *layer, ra_deals *out)
+{
+    *out = (ra_deals){ranks, whole->seq_local, NULL};
     ra_status status = RA_NEW(&out->deal, ranks);
     if (status) {
         return status;
@@ -195,6 +255,7 @@ ra_status ra_deals_build(const ra_layout *layout, int ranks, int64_t seq, ra_dea
     case RA_LAYOUT_CONTIGUOUS:
     case RA_LAYOUT_ZIGZAG: status = deal_even(layout->kind, out); break;
     case RA_LAYOUT_UNEVEN: status = deal_uneven(layout->seed, out); break;
+    case RA_LAYOUT_BALANCED: status = deal_balanced(layout, whole, layer, out); break;
     case RA_LAYOUT_RUNS: status = deal_file(layout->path, out); break;
     }
     for (int rank = 0; rank < ranks && !status; rank++) {
@@ -215,36 +276,4 @@ void ra_deals_free(ra_deals *deals)
     }
     ra_free(deals->deal);
     *deals = (ra_deals){0};
-}
-
-void ra_deal_take(const ra_deal *deal, const void *whole, int64_t outer, int64_t seq, size_t width,
-                  void *slice)
-{
-    char *to = slice;
-    for (int64_t o = 0; o < outer; o++) {
-        for (int i = 0; i < deal->run_count; i++) {
-            size_t bytes = (size_t)deal->runs[i].count * width;
-            if (bytes > 0) {
-                memcpy(to, (const char *)whole + (size_t)(o * seq + deal->runs[i].start) * width,
-                       bytes);
-                to += bytes;
-            }
-        }
-    }
-}
-
-void ra_deal_put(const ra_deal *deal, const void *slice, int64_t outer, int64_t seq, size_t width,
-                 void *whole)
-{
-    const char *from = slice;
-    for (int64_t o = 0; o < outer; o++) {
-        for (int i = 0; i < deal->run_count; i++) {
-            size_t bytes = (size_t)deal->runs[i].count * width;
-            if (bytes > 0) {
-                memcpy((char *)whole + (size_t)(o * seq + deal->runs[i].start) * width, from,
-                       bytes);
-                from += bytes;
-            }
-        }
-    }
 }

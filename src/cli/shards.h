@@ -1,6 +1,6 @@
 /*
- * Layouts: a word of the command line becomes the runs of global positions of every rank, and
- * arrays of whole rows become a rank's slices and back. Must not know tensors' meaning.
+ * Layouts: a word of the command line becomes the runs of global positions of every rank. Must not
+ * know tensors.
  */
 #ifndef RA_CLI_SHARDS_H
 #define RA_CLI_SHARDS_H
@@ -12,12 +12,15 @@ typedef enum ra_layout_kind {
     RA_LAYOUT_ZIGZAG,
     RA_LAYOUT_UNEVEN,
     RA_LAYOUT_RUNS,
+    RA_LAYOUT_BALANCED,
 } ra_layout_kind;
 
 typedef struct ra_layout {
     ra_layout_kind kind;
     uint64_t seed;    /* of uneven */
     const char *path; /* of runs; borrowed */
+    int64_t align;    /* of balanced; 0 = none */
+    bool equal_tokens;
 } ra_layout;
 
 /* One rank's share of a row. */
@@ -35,16 +38,12 @@ typedef struct ra_deals {
 
 ra_status ra_layout_parse(const char *text, ra_layout *out);
 ra_status ra_vision_parse(const char *name, const char *text, ra_vision *out);
-/* "zigzag", "uneven:7", "runs:FILE" */
+/* "zigzag", "uneven:7", "runs:FILE", "balanced:align=64,equal" */
 void ra_layout_print(const ra_layout *layout, char *text, size_t text_bytes);
 
-ra_status ra_deals_build(const ra_layout *layout, int ranks, int64_t seq, ra_deals *out);
+/* whole: the metadata of the whole batch, and the layer kind: what balanced weighs. */
+ra_status ra_deals_build(const ra_layout *layout, int ranks, const ra_step_desc *whole,
+                         const ra_layer *layer, ra_deals *out);
 void ra_deals_free(ra_deals *deals);
-
-/* slice [outer, length] = the rank's positions of whole [outer, seq]; `width` bytes a position. */
-void ra_deal_take(const ra_deal *deal, const void *whole, int64_t outer, int64_t seq, size_t width,
-                  void *slice);
-void ra_deal_put(const ra_deal *deal, const void *slice, int64_t outer, int64_t seq, size_t width,
-                 void *whole);
 
 #endif

@@ -17,7 +17,11 @@ static int64_t count_before(counter *c, int64_t pos)
     return c->passed + (inside ? pos - c->piece->pos : 0);
 }
 
-void ra_cost_pairs(const ra_cover *rule, const ra_pieces *pieces, int64_t *pairs)
+typedef void (*visit_query)(void *context, const ra_owned_piece *piece, int64_t pos, int64_t pairs);
+
+/* Visits every query with the number of keys that it sees. */
+static void walk_queries(const ra_cover *rule, const ra_pieces *pieces, visit_query visit,
+                         void *context)
 {
     for (int64_t first = 0; first < pieces->count;) {
         int64_t end = ra_pieces_group_end(pieces, first);
@@ -26,11 +30,41 @@ void ra_cost_pairs(const ra_cover *rule, const ra_pieces *pieces, int64_t *pairs
             const ra_owned_piece *q = &pieces->piece[i];
             for (int64_t pos = q->pos; pos < q->pos + q->count; pos++) {
                 ra_range reach = ra_cover_reach(rule, q->row, pos);
-                pairs[q->owner] += count_before(&high, reach.end) - count_before(&low, reach.begin);
+                visit(context, q, pos,
+                      count_before(&high, reach.end) - count_before(&low, reach.begin));
             }
         }
         first = end;
     }
+}
+
+static void add_to_owner(void *context, const ra_owned_piece *piece, int64_t pos, int64_t pairs)
+{
+    (void)pos;
+    ((int64_t *)context)[piece->owner] += pairs;
+}
+
+void ra_cost_pairs(const ra_cover *rule, const ra_pieces *pieces, int64_t *pairs)
+{
+    walk_queries(rule, pieces, add_to_owner, pairs);
+}
+
+typedef struct position_costs {
+    double weight, *cost;
+    int64_t align;
+} position_costs;
+
+static void add_to_position(void *context, const ra_owned_piece *piece, int64_t pos, int64_t pairs)
+{
+    (void)piece;
+    const position_costs *to = context;
+    to->cost[pos / to->align] += to->weight * (double)pairs;
+}
+
+void ra_cost_positions(const ra_cover *rule, const ra_pieces *pieces, double weight, int64_t align,
+                       double *cost)
+{
+    walk_queries(rule, pieces, add_to_position, &(position_costs){weight, cost, align});
 }
 
 /* Tiles of one key piece that meet [begin, end), counted from the piece's first key. */

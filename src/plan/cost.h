@@ -10,6 +10,10 @@ enum { RA_COST_TILE = 64 }; /* queries and keys of a reported tile */
  * in the tokens. */
 void ra_cost_pairs(const ra_cover *rule, const ra_pieces *pieces, int64_t *pairs);
 
+/* cost[pos / align] += weight * allowed pairs a head of the queries at pos, over all rows. */
+void ra_cost_positions(const ra_cover *rule, const ra_pieces *pieces, double weight, int64_t align,
+                       double *cost);
+
 /* Tiles of a cover that some query sees: wholly seen by all their queries, and others. */
 void ra_cost_tiles(const ra_cover *cover, int64_t *full, int64_t *partial);
 

@@ -5,45 +5,6 @@
 
 #include "base/alloc.h"
 
-/* The part-th of `parts` pieces of seq: the first seq mod parts pieces hold one position more. */
-static ra_run piece_of(int64_t seq, int64_t parts, int64_t part)
-{
-    int64_t base = seq / parts, extra = seq % parts;
-    return (ra_run){part * base + ra_min_i64(part, extra), base + (part < extra ? 1 : 0)};
-}
-
-/* Positions that no rank of that size could own have no runs. */
-static bool has_runs(int rank, int size, int64_t seq)
-{
-    return rank >= 0 && rank < size && seq >= 0;
-}
-
-int ra_runs_contiguous(int rank, int size, int64_t seq, ra_run out[1])
-{
-    if (!has_runs(rank, size, seq)) {
-        return 0;
-    }
-    out[0] = piece_of(seq, size, rank);
-    return out[0].count > 0 ? 1 : 0;
-}
-
-int ra_runs_zigzag(int rank, int size, int64_t seq, ra_run out[2])
-{
-    int count = 0;
-    if (!has_runs(rank, size, seq)) {
-        return 0;
-    }
-    ra_run head = piece_of(seq, 2 * (int64_t)size, rank);
-    ra_run tail = piece_of(seq, 2 * (int64_t)size, 2 * (int64_t)size - 1 - rank);
-    if (head.count > 0) {
-        out[count++] = head;
-    }
-    if (tail.count > 0) {
-        out[count++] = tail;
-    }
-    return count;
-}
-
 static int compare_start(const void *a, const void *b)
 {
     const ra_owned_run *left = a, *right = b;
