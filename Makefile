@@ -16,7 +16,8 @@ build = mkdir -p build && echo 'building preset $(1), log in build/$(1).log' && 
 help:
 	@echo 'make demo      build, then check two captured Gemma 4 layers on 4 ranks, forward and backward'
 	@echo 'make check     build with asserts and run every test'
-	@echo 'make bench     time forward and backward on this machine'
+	@echo 'make bench     time forward and backward on the CPU, beside PyTorch where it is installed;'
+	@echo '               ARGS=--quick for a short one, ARGS=--help for more'
 	@echo 'make gpu-check build the CUDA backend and check it on this machine'\''s GPU'
 	@echo 'make gpu-bench time it there, beside cuBLAS'
 	@echo 'make install   install under PREFIX ($(PREFIX)); DESTDIR is honoured'
@@ -38,9 +39,9 @@ check:
 	ctest --preset dev -j $(JOBS)
 
 bench:
-	@tools/setup.sh demo
+	@tools/setup.sh bench
 	@$(call build,release,,--target ringattn-cli)
-	$(RINGATTN) bench
+	python3 bench/cpu_bench.py $(ARGS)
 
 gpu-check:
 	tools/gpu_check.sh

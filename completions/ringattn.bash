@@ -12,7 +12,7 @@ _ringattn() {
     --vision) words='none within_window over_window' ;;
     --cpu-level) words='portable avx2 avx512 avx512bf16' ;;
     --ranks | -n | --threads | -t | --timeout | --seq | -s | --window | -w | --heads | --head-dim | \
-        --images)
+        --images | --only)
         return
         ;;
     --out | -o | --trace | --docs) ;;

@@ -61,6 +61,7 @@ done
 # ---- help, version, use
 expect 0 'usage: ringattn COMMAND' --help
 expect 0 'ringattn 0.' --version
+expect 0 'cpu levels of this machine: portable' --version
 for command in check run plan bench; do
     expect 0 "usage: ringattn $command" $command --help
 done

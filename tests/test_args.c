@@ -72,6 +72,9 @@ static void understands_the_others(void **state)
     assert_int_equal(parse("bench --quick", &args), RA_OK);
     assert_true(args.quick);
     assert_int_equal(args.ranks, 1);
+    assert_int_equal(parse("bench --list --only causal", &args), RA_OK);
+    assert_true(args.list);
+    assert_string_equal(args.only, "causal");
     assert_int_equal(parse("--version", &args), RA_OK);
     assert_true(args.version);
     assert_int_equal(parse("plan --help", &args), RA_OK);
@@ -90,6 +93,7 @@ static void refuses_with_a_reason(void **state)
         {"check a --rank-s 2", "--ranks"},
         {"check a --laoyut zigzag", "did you mean --layout"},
         {"check a --quick", "--quick"},
+        {"check a --only b", "--only"},
         {"check a --xyzzyplugh", "see --help"},
         {"check a -Z", "-Z"},
         {"check a --ranks", "--ranks: argument missing"},

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes sure that what a build needs is installed, and says what it installs. Does nothing, and
 # uses no network, when all is there.
-# usage: setup.sh [demo|check|mpi|lint|fuzz|ci]    what the machine is to do; default demo
+# usage: setup.sh [demo|bench|check|mpi|lint|fuzz|ci]    what the machine is to do; default demo
 set -eu
 
 purpose=${1:-demo}
@@ -34,6 +34,7 @@ need pkgconf has pkg-config
 need libjansson-dev pkg-config --exists jansson
 case $purpose in
 demo) ;;
+bench) need python3 has python3 ;;
 check) need libcmocka-dev pkg-config --exists cmocka ;;
 mpi)
     need libcmocka-dev pkg-config --exists cmocka
@@ -45,7 +46,7 @@ lint | fuzz | ci)
     need clang has clang
     ;;
 *)
-    echo "setup.sh: '$purpose', expected demo, check, mpi, lint, fuzz or ci" >&2
+    echo "setup.sh: '$purpose', expected demo, bench, check, mpi, lint, fuzz or ci" >&2
     exit 2
     ;;
 esac

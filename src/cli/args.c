@@ -49,6 +49,8 @@ enum { TIMEOUT_MS_DEFAULT = 600 * 1000, TIMEOUT_SECONDS_MAX = 1000 * 1000 };
     X(VISION, "vision", 0, "RULE", PLAN, "none, within_window or over_window")                     \
     X(HEADS, "heads", 0, "Q/KV", PLAN, "query and key heads (8/1; with a window 8/4)")             \
     X(HEAD_DIM, "head-dim", 0, "D", PLAN, "channels of a head (512; with a window 256)")           \
+    X(ONLY, "only", 0, "TEXT", BENCH, "only the rows whose name contains TEXT")                    \
+    X(LIST, "list", 0, NULL, BENCH, "the names of the rows, without running them")                 \
     X(QUICK, "quick", 'q', NULL, BENCH, "at most 2048 positions, instead of 8192")                 \
     X(JSON, "json", 'j', NULL, ALL, "results as JSON on standard output")                          \
     X(VERBOSE, "verbose", 'v', NULL, RING | PLAN, "also memory: scratch, plan and metadata")       \
@@ -231,6 +233,8 @@ static ra_status apply(int id, const char *text, ra_args *out)
     case OPTION_HEAD_DIM:
         return parse_int("--head-dim", text, RA_HEAD_DIM_STEP, RA_HEAD_DIM_MAX, &out->head_dim);
     case OPTION_OUT: out->out = text; break;
+    case OPTION_ONLY: out->only = text; break;
+    case OPTION_LIST: out->list = true; break;
     case OPTION_TRACE: out->trace = text; break;
     case OPTION_DOCS: out->docs = text; break;
     case OPTION_IMAGES: out->images = text; break;

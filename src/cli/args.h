@@ -33,8 +33,8 @@ typedef struct ra_args {
     ra_dtype dtype, out_dtype; /* 0 = that of the file */
     int threads;               /* per rank; 0 = the CPUs shared by the ranks */
     int timeout_ms;            /* of one exchange */
-    const char *cpu_level, *trace, *out;
-    bool forward_only, keep_kv, no_overlap, json, verbose, quick;
+    const char *cpu_level, *trace, *out, *only;
+    bool forward_only, keep_kv, no_overlap, json, verbose, quick, list;
     /* plan without a file */
     int64_t seq, window; /* seq 0 = a file is given */
     ra_vision vision;

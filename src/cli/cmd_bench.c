@@ -4,6 +4,7 @@
  */
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/mathx.h"
@@ -27,20 +28,33 @@ static const kind kinds[] = {
     {512, 8, 1, true, 0, 4096},
     {256, 8, 4, true, 1024, 8192},
 };
-enum { KIND_COUNT = sizeof kinds / sizeof kinds[0], FORWARD = 0, BACKWARD = 1 };
+/* A kind is two rows: f32 and bf16. */
+enum { ROW_COUNT = 2 * sizeof kinds / sizeof kinds[0], FORWARD = 0, BACKWARD = 1 };
 
 typedef struct timing {
-    double seconds, rate, ratio; /* of one call; FLOP/s; rate / peak */
+    double seconds, rate;           /* of one call; FLOP/s */
+    double peak_before, peak_after; /* FLOP/s */
 } timing;
 
 typedef struct bench {
     const ra_args *args;
     ra_case c; /* layer and length only */
     ra_bench_problem problem;
-    char level[32];
-    double worst, peak;
+    char name[64], level[32];
+    double worst;
     timing timing[2];
 } bench;
+
+/* Against the higher peak: other processes only ever slow it down. */
+static double peak_of(const timing *t)
+{
+    return fmax(t->peak_before, t->peak_after);
+}
+
+static double ratio_of(const timing *t)
+{
+    return t->rate / peak_of(t);
+}
 
 static ra_status call(const bench *b, const ra_setup *setup, int operation)
 {
@@ -60,12 +74,13 @@ static ra_status call(const bench *b, const ra_setup *setup, int operation)
     return ra_attn_backward(setup->ctx, setup->plan, &io, (ra_stream){0});
 }
 
-/* The fastest call against the higher peak: other processes only ever slow either down. */
+/* The fastest call: other processes only ever slow one down. */
 static ra_status time_operation(bench *b, const ra_setup *setup, int threads, int operation)
 {
     const int64_t least_ns = 500 * 1000 * 1000;
     double flops = operation == FORWARD ? setup->info.flops_forward : setup->info.flops_backward;
-    double before = ra_peak_measure(b->level, b->c.layer.dtype, threads);
+    timing *t = &b->timing[operation];
+    t->peak_before = ra_peak_measure(b->level, b->c.layer.dtype, threads);
     int64_t elapsed = 0, fastest = INT64_MAX;
     while (elapsed < least_ns) {
         int64_t begin = ra_clock_ns();
@@ -74,13 +89,9 @@ static ra_status time_operation(bench *b, const ra_setup *setup, int threads, in
         fastest = ra_min_i64(fastest, took);
         elapsed += took;
     }
-    timing *t = &b->timing[operation];
-    double after = ra_peak_measure(b->level, b->c.layer.dtype, threads);
-    double peak = after > before ? after : before;
+    t->peak_after = ra_peak_measure(b->level, b->c.layer.dtype, threads);
     t->seconds = (double)fastest * 1e-9;
     t->rate = flops / t->seconds;
-    t->ratio = t->rate / peak;
-    b->peak = peak;
     return RA_OK;
 }
 
@@ -117,29 +128,25 @@ static ra_status run_problem(bench *b)
 
 static void print_text(const bench *b)
 {
-    const ra_layer *layer = &b->c.layer;
-    char mask[32];
-    snprintf(mask, sizeof mask, "%s", layer->causal ? "causal" : "full");
-    if (layer->window) {
-        snprintf(mask, sizeof mask, "window %lld", (long long)layer->window);
-    }
-    printf("%4d %d/%d %-12s %5lld %-5s", layer->head_dim, layer->q_heads, layer->kv_heads, mask,
-           (long long)b->c.seq, ra_dtype_name(layer->dtype));
+    printf("%-27s", b->name);
     if (b->worst > 1) {
         printf("  WRONG: error %.3g times what rounding explains; not timed\n", b->worst);
         return;
     }
-    printf(" %9.2f %8.1f %6.3f %9.2f %8.1f %6.3f %9.1f\n", b->timing[FORWARD].seconds * 1e3,
-           b->timing[FORWARD].rate * 1e-9, b->timing[FORWARD].ratio,
-           b->timing[BACKWARD].seconds * 1e3, b->timing[BACKWARD].rate * 1e-9,
-           b->timing[BACKWARD].ratio, b->peak * 1e-9);
+    for (int operation = FORWARD; operation <= BACKWARD; operation++) {
+        const timing *t = &b->timing[operation];
+        printf(" %9.2f %8.1f %6.3f", t->seconds * 1e3, t->rate * 1e-9, ratio_of(t));
+    }
+    printf(" %9.1f\n", peak_of(&b->timing[BACKWARD]) * 1e-9);
     fflush(stdout);
 }
 
 static json_t *timing_json(const timing *t)
 {
-    return json_pack("{s:o, s:o, s:o}", "seconds", ra_json_number(t->seconds), "gflops",
-                     ra_json_number(t->rate * 1e-9), "ratio", ra_json_number(t->ratio));
+    return json_pack("{s:o, s:o, s:o, s:o, s:o}", "seconds", ra_json_number(t->seconds), "gflops",
+                     ra_json_number(t->rate * 1e-9), "ratio", ra_json_number(ratio_of(t)),
+                     "peak_before_gflops", ra_json_number(t->peak_before * 1e-9),
+                     "peak_after_gflops", ra_json_number(t->peak_after * 1e-9));
 }
 
 static json_t *bench_json(const bench *b)
@@ -147,26 +154,27 @@ static json_t *bench_json(const bench *b)
     const ra_layer *layer = &b->c.layer;
     int threads = b->args->threads ? b->args->threads : ra_cpu_count();
     json_t *object = json_pack(
-        "{s:i, s:i, s:i, s:b, s:I, s:I, s:s, s:s, s:i, s:b, s:o}", "head_dim", layer->head_dim,
-        "q_heads", layer->q_heads, "kv_heads", layer->kv_heads, "causal", (int)layer->causal,
-        "window", (json_int_t)layer->window, "seq", (json_int_t)b->c.seq, "dtype",
-        ra_dtype_name(layer->dtype), "level", b->level, "threads", threads, "pass",
+        "{s:s, s:i, s:i, s:i, s:b, s:I, s:I, s:s, s:s, s:i, s:b, s:o}", "name", b->name, "head_dim",
+        layer->head_dim, "q_heads", layer->q_heads, "kv_heads", layer->kv_heads, "causal",
+        (int)layer->causal, "window", (json_int_t)layer->window, "seq", (json_int_t)b->c.seq,
+        "dtype", ra_dtype_name(layer->dtype), "level", b->level, "threads", threads, "pass",
         (int)(b->worst <= 1), "error_share", ra_json_number(b->worst));
     if (b->worst <= 1) {
-        json_object_set_new(object, "peak_gflops", ra_json_number(b->peak * 1e-9));
         json_object_set_new(object, "forward", timing_json(&b->timing[FORWARD]));
         json_object_set_new(object, "backward", timing_json(&b->timing[BACKWARD]));
     }
     return object;
 }
 
-static ra_status run_kind(const ra_args *args, const kind *k, int64_t seq, ra_dtype dtype,
-                          json_t *list, bool *pass)
+static void describe(const ra_args *args, const kind *k, ra_dtype dtype, bench *out)
 {
-    bench b = {.args = args};
-    b.c = (ra_case){.path = "bench", .name = "bench", .rows = 1, .seq = seq};
-    b.c.layer = (ra_layer){
-        .size = sizeof b.c.layer,
+    *out = (bench){.args = args};
+    out->c = (ra_case){.path = "bench", .name = "bench", .rows = 1, .seq = k->seq};
+    if (args->quick) {
+        out->c.seq = ra_min_i64(k->seq, 2048);
+    }
+    out->c.layer = (ra_layer){
+        .size = sizeof out->c.layer,
         .q_heads = k->q_heads,
         .kv_heads = k->kv_heads,
         .head_dim = k->head_dim,
@@ -175,32 +183,65 @@ static ra_status run_kind(const ra_args *args, const kind *k, int64_t seq, ra_dt
         .causal = k->causal,
         .window = k->window,
     };
-    RA_TRY(run_problem(&b));
-    *pass = *pass && b.worst <= 1;
-    if (!args->json) {
-        print_text(&b);
-    } else if (json_array_append_new(list, bench_json(&b)) != 0) {
+    char mask[24];
+    snprintf(mask, sizeof mask, "%s", k->causal ? "causal" : "full");
+    if (k->window) {
+        snprintf(mask, sizeof mask, "window%lld", (long long)k->window);
+    }
+    snprintf(out->name, sizeof out->name, "d%d %d/%d %s s%lld %s", k->head_dim, k->q_heads,
+             k->kv_heads, mask, (long long)out->c.seq, ra_dtype_name(dtype));
+}
+
+/* Row `index` of the table; false if it is not wanted. */
+static bool choose_row(const ra_args *args, int index, bench *out)
+{
+    describe(args, &kinds[index / 2], index % 2 ? RA_BF16 : RA_F32, out);
+    return !args->only || strstr(out->name, args->only);
+}
+
+static ra_status run_row(bench *b, json_t *list, bool *pass)
+{
+    RA_TRY(run_problem(b));
+    *pass = *pass && b->worst <= 1;
+    if (!b->args->json) {
+        print_text(b);
+    } else if (json_array_append_new(list, bench_json(b)) != 0) {
         return RA_FAIL(RA_E_NOMEM, "bench: JSON output: allocation failed");
     }
     return RA_OK;
 }
 
-static ra_status run_all(const ra_args *args, json_t *list, bool *pass)
+static ra_status count_rows(const ra_args *args, int *count)
 {
-    const ra_dtype dtypes[] = {RA_F32, RA_BF16};
-    const int rows = KIND_COUNT * 2;
+    bench b;
+    *count = 0;
+    for (int i = 0; i < ROW_COUNT; i++) {
+        *count += choose_row(args, i, &b);
+    }
+    if (*count == 0) {
+        return RA_FAIL(RA_E_ARG, "--only: \"%.64s\", expected a part of a row's name, see --list",
+                       args->only);
+    }
+    return RA_OK;
+}
+
+static ra_status run_rows(const ra_args *args, json_t *list, bool *pass)
+{
     ra_progress progress;
     ra_status status = RA_OK;
+    int count;
+    bench b;
+    RA_TRY(count_rows(args, &count));
     if (!args->json) {
-        printf("   D heads mask         seq   dtype    fwd ms  GFLOP/s  ratio    bwd ms  GFLOP/s"
-               "  ratio       peak\n");
+        printf("%-27s    fwd ms  GFLOP/s  ratio    bwd ms  GFLOP/s  ratio      peak\n", "");
     }
     /* As text, every row that appears shows progress enough. */
-    ra_progress_begin(&progress, "bench", rows);
-    for (int i = 0; i < rows && !status; i++) {
-        const kind *k = &kinds[i / 2];
-        int64_t seq = args->quick ? ra_min_i64(k->seq, 2048) : k->seq;
-        status = run_kind(args, k, seq, dtypes[i % 2], list, pass);
+    ra_progress_begin(&progress, "bench", count);
+    for (int i = 0; i < ROW_COUNT && !status; i++) {
+        if (!choose_row(args, i, &b)) {
+            continue;
+        }
+        status = run_row(&b, list, pass);
         if (args->json) {
             ra_progress_add(&progress, 1);
         }
@@ -209,11 +250,25 @@ static ra_status run_all(const ra_args *args, json_t *list, bool *pass)
     return status;
 }
 
+static int list_rows(const ra_args *args)
+{
+    bench b;
+    for (int i = 0; i < ROW_COUNT; i++) {
+        if (choose_row(args, i, &b)) {
+            puts(b.name);
+        }
+    }
+    return RA_EXIT_OK;
+}
+
 int ra_command_bench(const ra_args *args)
 {
+    if (args->list) {
+        return list_rows(args);
+    }
     bool pass = true;
     json_t *list = json_array();
-    ra_status status = run_all(args, list, &pass);
+    ra_status status = run_rows(args, list, &pass);
     if (!status && args->json) {
         status = ra_json_print(json_incref(list));
     }

@@ -35,6 +35,17 @@ static int run_command(const ra_args *args)
     return RA_EXIT_USE;
 }
 
+static void print_version(void)
+{
+    printf("ringattn %s\ncpu levels of this machine:", ra_version());
+    for (int i = 0; ra_cpu_level_name(i); i++) {
+        if (ra_cpu_level_runs(i)) {
+            printf(" %s", ra_cpu_level_name(i));
+        }
+    }
+    printf("\n");
+}
+
 /* One of several processes, each of which is a rank and runs the whole command. */
 static int run_process(ra_args *args)
 {
@@ -65,7 +76,7 @@ int main(int argc, char **argv)
     if (args.help) {
         ra_args_help(stdout, args.command);
     } else if (args.version) {
-        printf("ringattn %s\n", ra_version());
+        print_version();
     } else if (args.transport == RA_TRANSPORT_MPI) {
         status = run_process(&args);
     } else {

@@ -1,0 +1,72 @@
+#!/bin/bash
+# bench/cpu_bench.py as a user meets it, without PyTorch. Usage: cpu_bench.sh BINARY CPU_BENCH_PY
+# Every line of output is a failure, a skip or the sum at the end.
+set -u
+binary=$1
+bench=$2
+command -v python3 >/dev/null || {
+    echo 'skipped: no python3'
+    exit 0
+}
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+export PYTHONDONTWRITEBYTECODE=1
+passed=0
+failed=0
+
+# expect STATUS WORD ARGUMENTS...: WORD must be in what is printed.
+expect() {
+    local status=$1 word=$2 got
+    shift 2
+    python3 "$bench" --ringattn "$binary" --out "$work/out" "$@" >"$work/log" 2>&1 </dev/null
+    got=$?
+    if [ "$got" = "$status" ] && grep -qF -- "$word" "$work/log"; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAILED: cpu_bench.py $*: exit $got, expected $status and \"$word\""
+        tail -n 5 "$work/log" | sed 's/^/    /'
+    fi
+}
+
+expect 0 'usage: ' --help
+expect 2 '--levels: z80, expected some of portable' --levels z80
+expect 2 '--threads: 1,0, expected' --threads 1,0
+expect 2 '--only: z80, expected' --only z80 --no-torch
+expect 2 '--torch-python: /nowhere, expected' --torch-python /nowhere
+expect 2 'expected a folder' --no-torch --out "$work/none/out"
+expect 2 'expected the program' --ringattn "$work/none"
+left=("$work"/*)
+[ "${left[*]}" = "$work/log" ] || {
+    failed=$((failed + 1))
+    echo "FAILED: runs that failed left files: ${left[*]}"
+}
+
+best=$("$binary" --version | awk 'END { print $NF }')
+expect 0 'without PyTorch (--no-torch)' --no-torch --quick --only 'window1024 s2048 bf16' \
+    --threads 1,2 --levels "$best"
+if python3 - "$work/out.json" <<'END'
+import json, sys
+
+rows = json.load(open(sys.argv[1]))["rows"]
+assert [r["threads"] for r in rows] == [1, 2], rows
+for row in rows:
+    assert row["pass"] and row["error_share"] <= 1, row
+    for operation, flops in (("forward", 4), ("backward", 10)):
+        r = row[operation]
+        # Pairs of a causal window: the first 1024 rows see 1, 2, ..., the others 1024 each.
+        work = flops * 256 * 8 * (1024 * 1025 // 2 + 1024 * 1024)
+        assert abs(r["gflops"] * r["seconds"] * 1e9 / work - 1) < 1e-6, row
+        assert abs(r["gflops"] / max(r["peak_before_gflops"], r["peak_after_gflops"]) / r["ratio"] - 1) < 1e-6
+END
+then passed=$((passed + 1)); else
+    failed=$((failed + 1))
+    echo 'FAILED: the contents of the JSON'
+fi
+if grep -q 'more threads over one' "$work/out.txt"; then passed=$((passed + 1)); else
+    failed=$((failed + 1))
+    echo 'FAILED: no comparison of threads in the text'
+fi
+
+echo "cpu_bench: $passed passed, $failed failed"
+[ "$failed" = 0 ]
