@@ -11,13 +11,14 @@ build = mkdir -p build && echo 'building preset $(1), log in build/$(1).log' && 
     { cmake --preset $(1) $(2) && cmake --build --preset $(1) -j $(JOBS) $(3); } \
     >build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }
 
-.PHONY: help demo check bench gpu-check gpu-bench install lint asan tsan fuzz coverage clean
+.PHONY: help demo check soak bench gpu-check gpu-bench install lint asan tsan fuzz coverage clean
 
 help:
 	@echo 'make demo      build, then check two captured Gemma 4 layers on 4 ranks, forward and backward'
 	@echo 'make check     build with asserts and run every test'
 	@echo 'make bench     time forward and backward on the CPU, beside PyTorch where it is installed;'
 	@echo '               ARGS=--quick for a short one, ARGS=--help for more'
+	@echo 'make soak      10,000 steps under random delays: memory, order and bits stay'
 	@echo 'make gpu-check build the CUDA backend and check it on this machine'\''s GPU'
 	@echo 'make gpu-bench time it there, beside cuBLAS'
 	@echo 'make install   install under PREFIX ($(PREFIX)); DESTDIR is honoured'
@@ -37,6 +38,12 @@ check:
 	@tools/setup.sh check
 	@$(call build,dev)
 	ctest --preset dev -j $(JOBS)
+
+# 5,000 percent of the test's 200 steps.
+soak:
+	@tools/setup.sh check
+	@$(call build,dev,,--target test_soak)
+	RA_TEST_STEPS=5000 build/dev/tests/test_soak
 
 bench:
 	@tools/setup.sh bench

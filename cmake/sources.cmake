@@ -37,6 +37,7 @@ set(RA_LIBRARY_SOURCES
     src/ring/blocks.c
     src/ring/collect.c
     src/ring/courier.c
+    src/ring/ring.c
     src/ring/route.c
     src/oracle/oracle.c
     src/oracle/whole.c

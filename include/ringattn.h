@@ -257,6 +257,18 @@ typedef struct ra_trace ra_trace;
 RA_API ra_status ra_trace_create(size_t event_max, ra_trace **out);
 /* Chrome trace format: open it in a trace viewer. A row a rank and kind. RA_E_IO if it cannot. */
 RA_API ra_status ra_trace_write(const ra_trace *trace, const char *json_path);
+/* Where the time of the calls went, in seconds, as one rank saw it. A ctx with a trace waits for
+ * its device behind every computation. */
+typedef struct ra_trace_summary {
+    size_t size;
+    double wall;     /* any rank of the trace was inside a call */
+    double compute;  /* of wall: this rank computed */
+    double exposed;  /* of wall: its computation waited for an exchange */
+    double idle;     /* of wall: the rest, as before its call and behind it */
+    double exchange; /* exchanges, hidden or exposed */
+} ra_trace_summary;
+/* Of the events that are left. The caller sets out->size; while no call runs. */
+RA_API ra_status ra_trace_summarize(const ra_trace *trace, int rank, ra_trace_summary *out);
 RA_API void ra_trace_free(ra_trace *trace);
 
 /* ---- ctx, step, plan ------------------------------------------------------------------- */

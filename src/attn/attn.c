@@ -10,6 +10,20 @@
 #include "ring/collect.h"
 #include "ring/route.h"
 
+/* Ends a computation in the trace: when it is done, not when it is under way, so that on a device
+ * the caller waits for it here. Exchanges go on meanwhile. */
+static ra_status end_compute(const ra_ctx *ctx, int64_t begin, const char *name, int hop)
+{
+    if (ctx->options.trace) {
+        const ra_backend *backend = ctx->backend;
+        RA_TRY(backend->ops->mark(backend->self, RA_MARK_TRACE));
+        RA_TRY(backend->ops->wait_mark(backend->self, RA_MARK_TRACE));
+        ra_trace_end(ctx->options.trace, begin, name, RA_LANE_COMPUTE, ra_comm_rank(ctx->comm),
+                     hop);
+    }
+    return RA_OK;
+}
+
 /* Padding attends nothing: these rows are in no hop. */
 static ra_status fill_idle(const ra_plan *plan, const ra_tensor *t, float value)
 {
@@ -78,8 +92,7 @@ static ra_status run_forward(ra_ctx *ctx, const ra_plan *plan, const ra_forward_
         if (job.cover->q_count > 0) {
             int64_t begin = ra_trace_begin(ctx->options.trace);
             RA_TRY(backend->ops->fold(backend->self, &job));
-            ra_trace_end(ctx->options.trace, begin, "forward", RA_LANE_COMPUTE,
-                         ra_comm_rank(ctx->comm), h);
+            RA_TRY(end_compute(ctx, begin, "forward", h));
         }
     }
     return RA_OK;
@@ -150,8 +163,7 @@ static ra_status walk_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backwa
         if (job.cover->q_count > 0) {
             int64_t begin = ra_trace_begin(ctx->options.trace);
             RA_TRY(run_grad(backend, &job, io, is_whole(ctx, plan)));
-            ra_trace_end(ctx->options.trace, begin, "backward", RA_LANE_COMPUTE,
-                         ra_comm_rank(ctx->comm), h);
+            RA_TRY(end_compute(ctx, begin, "backward", h));
         }
         if (h > 0) {
             RA_TRY(ra_route_send(&call->route, h));
@@ -182,9 +194,16 @@ static ra_status run_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backwar
         .landing_v = s.landing_v,
         .landing_rows = s.landing_rows,
     };
+    int64_t begin = ra_trace_begin(ctx->options.trace);
     RA_TRY(open_sums(backend, io, &s, is_whole(ctx, plan)));
+    RA_TRY(end_compute(ctx, begin, "delta, empty sums", 0));
     RA_TRY(walk_backward(ctx, plan, io, &s, call));
-    return is_whole(ctx, plan) ? RA_OK : close_sums(backend, io, &s);
+    if (is_whole(ctx, plan)) {
+        return RA_OK;
+    }
+    begin = ra_trace_begin(ctx->options.trace);
+    RA_TRY(close_sums(backend, io, &s));
+    return end_compute(ctx, begin, "sums to gradients", plan->schedule.hop_count - 1);
 }
 
 /* A call that failed on its way leaves no number that could be taken for a result. */
@@ -205,7 +224,10 @@ ra_status ra_attn_forward(ra_ctx *ctx, const ra_plan *plan, const ra_forward_io 
     }
     ring_call call;
     ctx->backend->ops->use_stream(ctx->backend->self, stream);
+    int64_t begin = ra_trace_begin(ctx->options.trace);
     status = ra_ctx_finish(ctx, run_forward(ctx, plan, io, &call));
+    ra_trace_end(ctx->options.trace, begin, "ra_attn_forward", RA_LANE_CALL,
+                 ra_comm_rank(ctx->comm), 0);
     if (status) {
         spoil(ctx->backend, (const ra_tensor *const[]){&io->out, &io->lse}, 2);
     }
@@ -222,7 +244,10 @@ ra_status ra_attn_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backward_i
     }
     ring_call call;
     ctx->backend->ops->use_stream(ctx->backend->self, stream);
+    int64_t begin = ra_trace_begin(ctx->options.trace);
     status = ra_ctx_finish(ctx, run_backward(ctx, plan, io, &call));
+    ra_trace_end(ctx->options.trace, begin, "ra_attn_backward", RA_LANE_CALL,
+                 ra_comm_rank(ctx->comm), 0);
     if (status) {
         spoil(ctx->backend, (const ra_tensor *const[]){&io->dq, &io->dk, &io->dv}, 3);
     }

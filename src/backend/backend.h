@@ -59,7 +59,8 @@ typedef struct ra_grad_results {
 typedef enum ra_mark {
     RA_MARK_COLLECT, /* and the next: by parity of the hop */
     RA_MARK_ROUTE = RA_MARK_COLLECT + 2,
-    RA_MARK_COUNT = RA_MARK_ROUTE + 2,
+    RA_MARK_TRACE = RA_MARK_ROUTE + 2, /* the end of a computation that is timed */
+    RA_MARK_COUNT,
 } ra_mark;
 
 /* fold, grad, grad_whole, fill, cast and row_dot may return before they are done; they run in the

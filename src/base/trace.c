@@ -3,6 +3,7 @@
 
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -59,9 +60,78 @@ void ra_trace_end(ra_trace *trace, int64_t begin_ns, const char *name, ra_lane l
     }
 }
 
+static size_t event_count(const ra_trace *trace)
+{
+    size_t recorded = atomic_load(&trace->recorded);
+    return recorded < trace->event_max ? recorded : trace->event_max;
+}
+
+/* The i-th of those that are left, oldest first. */
+static const event *event_at(const ra_trace *trace, size_t i, size_t count)
+{
+    return &trace->ring[(atomic_load(&trace->recorded) - count + i) % trace->event_max];
+}
+
+typedef struct span {
+    int64_t begin, end;
+} span;
+
+static int compare_span(const void *a, const void *b)
+{
+    const span *left = a, *right = b;
+    return (left->begin > right->begin) - (left->begin < right->begin);
+}
+
+/* The time in which any of the spans was open. Sorts them. */
+static int64_t time_covered(span *spans, size_t count)
+{
+    int64_t covered = 0, end = INT64_MIN;
+    if (count > 0) {
+        qsort(spans, count, sizeof *spans, compare_span);
+    }
+    for (size_t i = 0; i < count; i++) {
+        int64_t begin = spans[i].begin > end ? spans[i].begin : end;
+        covered += spans[i].end > begin ? spans[i].end - begin : 0;
+        end = spans[i].end > end ? spans[i].end : end;
+    }
+    return covered;
+}
+
+ra_status ra_trace_summarize(const ra_trace *trace, int rank, ra_trace_summary *out)
+{
+    if (!trace || !out) {
+        return RA_FAIL(RA_E_ARG, "%s: NULL", trace ? "out" : "trace");
+    }
+    if (out->size != sizeof *out) {
+        return RA_FAIL(RA_E_ARG, "out.size: %zu, expected %zu", out->size, sizeof *out);
+    }
+    size_t count = event_count(trace), call_count = 0;
+    int64_t own[RA_LANE_COUNT] = {0};
+    span *calls = NULL;
+    RA_TRY(RA_NEW(&calls, count));
+    for (size_t i = 0; i < count; i++) {
+        const event *e = event_at(trace, i, count);
+        if (e->lane == RA_LANE_CALL) {
+            calls[call_count++] = (span){e->begin_ns, e->end_ns};
+        }
+        own[e->lane] += e->rank == rank ? e->end_ns - e->begin_ns : 0;
+    }
+    int64_t wall = time_covered(calls, call_count);
+    ra_free(calls);
+    *out = (ra_trace_summary){
+        .size = sizeof *out,
+        .wall = (double)wall * 1e-9,
+        .compute = (double)own[RA_LANE_COMPUTE] * 1e-9,
+        .exchange = (double)own[RA_LANE_COMM] * 1e-9,
+        .exposed = (double)own[RA_LANE_WAIT] * 1e-9,
+        .idle = (double)(wall - own[RA_LANE_COMPUTE] - own[RA_LANE_WAIT]) * 1e-9,
+    };
+    return RA_OK;
+}
+
 ra_status ra_trace_write(const ra_trace *trace, const char *json_path)
 {
-    static const char *const lane_name[RA_LANE_COUNT] = {"compute", "comm"};
+    static const char *const lane_name[RA_LANE_COUNT] = {"call", "compute", "comm", "wait"};
     if (!trace || !json_path) {
         return RA_FAIL(RA_E_ARG, "%s: NULL", trace ? "json_path" : "trace");
     }
@@ -69,11 +139,10 @@ ra_status ra_trace_write(const ra_trace *trace, const char *json_path)
     if (!file) {
         return RA_FAIL(RA_E_IO, "%s: cannot be opened for writing", json_path);
     }
-    size_t recorded = atomic_load(&trace->recorded);
-    size_t count = recorded < trace->event_max ? recorded : trace->event_max;
+    size_t count = event_count(trace);
     fprintf(file, "{\"traceEvents\": [");
     for (size_t i = 0; i < count; i++) {
-        const event *e = &trace->ring[(recorded - count + i) % trace->event_max];
+        const event *e = event_at(trace, i, count);
         fprintf(
             file,
             "%s\n{\"name\": \"%s\", \"cat\": \"%s\", \"ph\": \"X\", \"pid\": %d, \"tid\": \"%s\", "

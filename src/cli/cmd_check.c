@@ -89,6 +89,7 @@ static void print_text(const ra_case *c, const ra_args *args, const ra_ring_resu
            ra_dtype_name(c->layer.dtype));
     print_errors(v);
     print_ranks(ring, args->verbose);
+    ra_trace_print(ring);
     if (wrong) {
         printf("  rank %d sent %llu bytes forward and %llu backward, its plan says %llu and %llu: "
                "FAILED\n",

@@ -66,6 +66,7 @@ static void print_summary(const ra_case *c, const ra_args *args, const ra_ring_r
     printf("%s: %s of %s on %d ranks, path %s, %s bytes sent, %.3f s -> %s\n", c->path,
            ring->backward ? "forward and backward" : "forward", c->name, ring->ranks,
            ring->rank[0].info.path, ra_number_group(sent, bytes), ring->seconds, args->out);
+    ra_trace_print(ring);
     for (int i = 0; args->verbose && i < ring->ranks; i++) {
         printf("  rank %d: scratch %s forward, %s backward\n", i,
                ra_bytes_scale(ring->rank[i].info.scratch_forward_bytes, scratch[0]),

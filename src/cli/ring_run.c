@@ -1,6 +1,7 @@
 /* The body of a rank: take the slices, run, put the results. */
 #include "cli/ring_run.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -202,9 +203,26 @@ static ra_status send_home(const job *j, ra_comm *comm, int from, int result, vo
     return status;
 }
 
+/* Adds what the trace holds so far to the figures of a rank, or takes it away. */
+static ra_status add_trace(const job *j, int rank, double sign)
+{
+    ra_trace_summary now = {.size = sizeof now}, *sum = &j->out->rank[rank].trace;
+    if (!j->trace) {
+        return RA_OK;
+    }
+    RA_TRY(ra_trace_summarize(j->trace, rank, &now));
+    sum->wall += sign * now.wall;
+    sum->compute += sign * now.compute;
+    sum->exposed += sign * now.exposed;
+    sum->idle += sign * now.idle;
+    sum->exchange += sign * now.exchange;
+    return RA_OK;
+}
+
 /* Ranks of other processes: their figures and results go to rank 0. */
 static ra_status bring_home(const job *j, ra_comm *comm, const shard *s)
 {
+    RA_TRY(add_trace(j, ra_comm_rank(comm), 1));
     ra_ring_rank own = j->out->rank[ra_comm_rank(comm)];
     RA_TRY(ra_comm_gather(comm, &own, sizeof own, j->out->rank, j->args->timeout_ms));
     for (int rank = 0; rank < j->out->ranks; rank++) {
@@ -285,12 +303,19 @@ ra_status ra_ring_run(const ra_case *c, const ra_args *args, ra_trace *trace, ra
     RA_TRY(ra_deals_build(&args->layout, args->ranks, &whole, &c->layer, &deals));
     job j = {.c = c, .args = args, .deals = &deals, .trace = trace, .out = out};
     ra_status status = prepare(c, args, out);
+    for (int rank = 0; rank < args->ranks && !status; rank++) {
+        status = add_trace(&j, rank, -1);
+    }
     if (!status) {
         int64_t begin = ra_clock_ns();
         status = args->transport == RA_TRANSPORT_MPI
                      ? ra_processes_run(run_rank, &j)
                      : ra_world_run(args->device, args->ranks, run_rank, &j);
         out->seconds = seconds_since(begin);
+    }
+    for (int rank = 0; rank < args->ranks && !status && args->transport == RA_TRANSPORT_THREADS;
+         rank++) {
+        status = add_trace(&j, rank, 1);
     }
     ra_deals_free(&deals);
     if (status) {
@@ -315,6 +340,20 @@ ra_status ra_trace_open(const ra_args *args, ra_trace **out)
         }
     }
     return ra_trace_create(EVENT_MAX, out);
+}
+
+void ra_trace_print(const ra_ring_result *result)
+{
+    for (int rank = 0; rank < result->ranks; rank++) {
+        const ra_trace_summary *t = &result->rank[rank].trace;
+        double percent = t->wall > 0 ? 100 / t->wall : 0;
+        if (t->wall > 0) {
+            printf("  trace, rank %d: %.2f ms: compute %.1f %%, exposed communication %.1f %%, "
+                   "idle %.1f %%; exchanges %.2f ms\n",
+                   rank, t->wall * 1e3, t->compute * percent, t->exposed * percent,
+                   t->idle * percent, t->exchange * 1e3);
+        }
+    }
 }
 
 ra_status ra_trace_save(const ra_trace *trace, const char *path)

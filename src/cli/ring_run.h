@@ -11,6 +11,7 @@ typedef struct ra_ring_rank {
     ra_plan_info info;
     uint64_t forward_bytes, backward_bytes; /* really sent */
     double forward_seconds, backward_seconds;
+    ra_trace_summary trace; /* of this run; wall 0 without a trace */
 } ra_ring_rank;
 
 typedef struct ra_ring_result {
@@ -24,6 +25,8 @@ typedef struct ra_ring_result {
 
 /* *out is NULL without --trace. RA_E_ARG if its file is an input or the output. */
 ra_status ra_trace_open(const ra_args *args, ra_trace **out);
+/* A line for each rank of what its time went to; nothing without a trace. */
+void ra_trace_print(const ra_ring_result *result);
 /* The file appears whole or not at all. */
 ra_status ra_trace_save(const ra_trace *trace, const char *path);
 

@@ -64,8 +64,7 @@ static ra_status post(ra_collect *c, int hop)
     if (!c->arrived && hop < c->ring->schedule->hop_count) {
         RA_TRY(backend->ops->mark(backend->self, RA_MARK_COLLECT + hop % 2));
         c->task[hop % 2] = (ra_collect_task){c, hop};
-        c->ticket[hop % 2] =
-            ra_courier_post(c->ring->courier, (ra_task){exchange_hop, &c->task[hop % 2]});
+        c->ticket[hop % 2] = ra_ring_post(c->ring, (ra_task){exchange_hop, &c->task[hop % 2]}, hop);
     }
     return RA_OK;
 }
@@ -78,7 +77,8 @@ ra_status ra_collect_start(ra_collect *collect)
 ra_status ra_collect_next(ra_collect *collect, int hop, ra_tensor *k, ra_tensor *v)
 {
     if (!collect->arrived) {
-        RA_TRY(ra_courier_wait(collect->ring->courier, collect->ticket[hop % 2]));
+        RA_TRY(
+            ra_ring_wait(collect->ring, collect->ticket[hop % 2], "wait for keys and values", hop));
     }
     RA_TRY(post(collect, hop + 1));
     *k = chunk_view(collect, hop, &collect->kept_k, collect->slot_k);

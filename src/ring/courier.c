@@ -65,6 +65,11 @@ ra_status ra_courier_create(bool own_thread, ra_courier **out)
     return RA_OK;
 }
 
+bool ra_courier_overlaps(const ra_courier *c)
+{
+    return c->own_thread;
+}
+
 int64_t ra_courier_post(ra_courier *c, ra_task task)
 {
     pthread_mutex_lock(&c->lock);

@@ -22,6 +22,8 @@ enum {
 }; /* tasks posted and not yet waited for: two slots of two kinds, and room */
 
 ra_status ra_courier_create(bool own_thread, ra_courier **out);
+/* Do exchanges run beside the computation? */
+bool ra_courier_overlaps(const ra_courier *courier);
 /* Returns the ticket to wait for. Never fails: a failure is reported by the wait. */
 int64_t ra_courier_post(ra_courier *courier, ra_task task);
 /* Waits until the ticket's task and all before it are done; hands the failure and its message to

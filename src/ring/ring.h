@@ -20,4 +20,9 @@ typedef struct ra_ring {
     ra_xfer *xfers;          /* [2 * rank count] likewise */
 } ra_ring;
 
+/* ra_courier_post and ra_courier_wait; the time in which the computation stands still goes into
+ * the trace. what: a string literal. */
+int64_t ra_ring_post(const ra_ring *ring, ra_task task, int hop);
+ra_status ra_ring_wait(const ra_ring *ring, int64_t ticket, const char *what, int hop);
+
 #endif

@@ -109,7 +109,7 @@ static ra_status route_hop(void *arg)
 ra_status ra_route_slot(ra_route *route, int hop, ra_tensor *dk, ra_tensor *dv)
 {
     const ra_backend *backend = route->ring->backend;
-    RA_TRY(ra_courier_wait(route->ring->courier, route->ticket[hop % 2]));
+    RA_TRY(ra_ring_wait(route->ring, route->ticket[hop % 2], "wait for a gradient slot", hop));
     *dk = partial_view(route, hop, route->slot_k);
     *dv = partial_view(route, hop, route->slot_v);
     RA_TRY(backend->ops->fill(backend->self, dk, 0.0f));
@@ -122,12 +122,13 @@ ra_status ra_route_send(ra_route *route, int hop)
     RA_TRY(backend->ops->mark(backend->self, RA_MARK_ROUTE + hop % 2));
     route->task[hop % 2] = (ra_route_task){route, hop};
     route->ticket[hop % 2] =
-        ra_courier_post(route->ring->courier, (ra_task){route_hop, &route->task[hop % 2]});
+        ra_ring_post(route->ring, (ra_task){route_hop, &route->task[hop % 2]}, hop);
     return RA_OK;
 }
 
 ra_status ra_route_finish(ra_route *route)
 {
-    RA_TRY(ra_courier_wait(route->ring->courier, route->ticket[0]));
-    return ra_courier_wait(route->ring->courier, route->ticket[1]);
+    int last = route->ring->schedule->hop_count - 1;
+    RA_TRY(ra_ring_wait(route->ring, route->ticket[0], "wait for gradients", last));
+    return ra_ring_wait(route->ring, route->ticket[1], "wait for gradients", last);
 }
