@@ -89,6 +89,7 @@ set(RA_CLI_SOURCES
     src/cli/cmd_run.c
     src/cli/device.c
     src/cli/imagine.c
+    src/cli/launch.c
     src/cli/peak.c
     src/cli/processes.c
     src/cli/progress.c

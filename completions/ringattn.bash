@@ -8,7 +8,7 @@ _ringattn() {
     --dtype | -d) words='file f32 bf16 f16' ;;
     --out-dtype) words='f32 bf16 f16' ;;
     --backend) words='cpu cuda auto' ;;
-    --transport) words='threads mpi' ;;
+    --transport) words='threads mpi nccl' ;;
     --vision) words='none within_window over_window' ;;
     --cpu-level) words='portable avx2 avx512 avx512bf16' ;;
     --ranks | -n | --threads | -t | --timeout | --seq | -s | --window | -w | --heads | --head-dim | \

@@ -4,7 +4,8 @@
  * libringattn-mpi holds everything of libringattn and what is declared here; a program links one
  * of the two. The program starts and ends MPI itself, with MPI_THREAD_MULTIPLE, or with
  * MPI_THREAD_SERIALIZED if no thread of its own calls MPI while a call of ringattn runs: exchanges
- * run on a thread of the ctx. Tensors are in host memory.
+ * run on a thread of the ctx. Tensors are in host memory, or, in a build with CUDA, in that of a
+ * GPU; such a library also holds what ringattn_cuda.h declares.
  *
  * Nothing here waits for a rank that is gone. Bytes travel through memory of the transport, at most
  * 2 MiB a message under way, so what MPI cannot cancel never touches a caller's tensor; see

@@ -2,10 +2,11 @@
 # Builds the CUDA backend and checks it on this machine's GPU, from a bare copy of the tree: the
 # tests of the backend, the CPU's tests of the whole operation on the device, a sweep of random
 # shapes, tensors past 2^31 elements, every golden case at 1, 2, 4 and 7 ranks, and
-# compute-sanitizer on a small part. Works offline; jansson (golden cases) comes from the system or
+# compute-sanitizer on a small part, ranks over NCCL (on two GPUs, if there are two) and over MPI with
+# device memory. Works offline; jansson (golden cases) comes from the system or
 # from .deps/ (tools/carry_deps.sh), else what needs it is skipped aloud. Ends with "N passed, N
 # failed, N skipped" and fails if anything failed.
-# usage: tools/gpu_check.sh [build|tests|sweep|far|golden|sanitizer|ptxas]...    default: all
+# usage: tools/gpu_check.sh [build|tests|sweep|far|golden|nccl|mpi|sanitizer|ptxas]...    default: all
 # environment: RA_GPU_SEEDS=N    random ring processes, each with other problems (8)
 #              RA_GPU_SWEEP=N    processes of the sweep, of 140 shapes each (16)
 #              RA_BUILD_DIR=DIR  where to build (build/gpu)
@@ -75,10 +76,11 @@ describe_deps() {
 }
 
 step_build() {
-    local cli=OFF
+    local cli=OFF mpi=OFF
     has_jansson && cli=ON
+    command -v mpicc >/dev/null && mpi=ON
     if cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DRA_CUDA=ON -DRA_GPU_TESTS=ON \
-        -DRA_CLI=$cli >"$logs/build.log" 2>&1 &&
+        -DRA_MPI=$mpi -DRA_CLI=$cli >"$logs/build.log" 2>&1 &&
         cmake --build "$build" -j "$(nproc)" >>"$logs/build.log" 2>&1; then
         result 0 build "$logs/build.log"
     else
@@ -159,6 +161,63 @@ step_golden() {
     collect
 }
 
+gpu_count() {
+    nvidia-smi --query-gpu=index --format=csv,noheader | wc -l
+}
+
+# The library that Python packages bring, if the system has none.
+find_nccl() {
+    local folder
+    ldconfig -p | grep -q libnccl.so.2 && return
+    folder=$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null)
+    [ -d "$folder/lib" ] && export LD_LIBRARY_PATH=$folder/lib:${LD_LIBRARY_PATH:-}
+}
+
+step_nccl() {
+    local gpus file
+    gpus=$(gpu_count)
+    find_nccl
+    begin "NCCL transport" "$build/gpu_nccl"
+    collect
+    grep -hE '^(skipped|[0-9]+ devices)' "$(log_of "NCCL transport")" | sed 's/^/      /'
+    if [ "$gpus" -lt 2 ]; then
+        skip "NCCL between GPUs, its faults and golden cases: $gpus GPU here, and NCCL takes one rank a GPU"
+        return
+    fi
+    begin "NCCL, 500 calls" "$build/gpu_nccl_soak"
+    collect
+    begin "NCCL faults" "$build/gpu_nccl_faults"
+    collect
+    grep -hE ' MiB freed' "$(log_of "NCCL faults")" | sed 's/^/      /'
+    if [ ! -x "$build/ringattn" ]; then
+        skip "golden cases over NCCL: no command line"
+        return
+    fi
+    begin "golden over NCCL" "$build/ringattn" check --backend cuda --transport nccl --ranks 2 \
+        tests/golden/*.safetensors
+    begin "golden over NCCL, zigzag, kept K/V" "$build/ringattn" check --backend cuda \
+        --transport nccl --ranks 2 --layout zigzag --keep-kv tests/golden/*packed*.safetensors
+    collect
+}
+
+# Processes of MPI may share a GPU.
+step_mpi() {
+    local ranks launch=(mpirun --oversubscribe)
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    if ! command -v mpirun >/dev/null || [ ! -x "$build/ringattn" ] ||
+        ! grep -q '^RA_MPI:BOOL=ON' "$build/CMakeCache.txt"; then
+        skip "MPI with device memory: no mpirun, no command line, or it is built without MPI"
+        return
+    fi
+    for ranks in 2 3; do
+        begin "golden over MPI on $ranks" "${launch[@]}" -n "$ranks" "$build/ringattn" check \
+            --backend cuda --transport mpi tests/golden/*.safetensors
+    done
+    begin "golden over MPI, zigzag" "${launch[@]}" -n 2 "$build/ringattn" check --backend cuda \
+        --transport mpi --layout zigzag --no-overlap tests/golden/*packed*.safetensors
+    collect
+}
+
 step_sanitizer() {
     local tool name
     if ! command -v compute-sanitizer >/dev/null; then
@@ -198,7 +257,7 @@ elif ! nvidia-smi >/dev/null 2>&1; then
     skip "everything: no GPU on this machine"
 else
     steps=("$@")
-    [ $# -gt 0 ] || steps=(build tests sweep far golden sanitizer ptxas)
+    [ $# -gt 0 ] || steps=(build tests sweep far golden nccl mpi sanitizer ptxas)
     for step in "${steps[@]}"; do
         start=$SECONDS
         "step_$step" || exit 2

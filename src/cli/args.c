@@ -31,7 +31,7 @@ enum { TIMEOUT_MS_DEFAULT = 600 * 1000, TIMEOUT_SECONDS_MAX = 1000 * 1000 };
       "                             or runs:FILE (contiguous)")                                    \
     X(BACKEND, "backend", 0, "NAME", RING, "cpu, cuda or auto: cuda if there is a device (cpu)")   \
     X(TRANSPORT, "transport", 0, "NAME", RING,                                                     \
-      "threads, or mpi: the processes of mpirun (threads)")                                        \
+      "threads, mpi: the processes of mpirun, or nccl: one a GPU (threads)")                       \
     X(DTYPE, "dtype", 'd', "DTYPE", RING | PLAN, "file, f32, bf16 or f16: converts the inputs")    \
     X(OUT, "out", 'o', "OUT", RUN, "the safetensors file to write")                                \
     X(OUT_DTYPE, "out-dtype", 0, "DTYPE", RUN, "f32, bf16 or f16 of the results (the query's)")    \
@@ -393,17 +393,14 @@ static ra_status check_command(ra_args *args)
         break;
     case RA_COMMAND_NONE: break;
     }
-    if (args->transport == RA_TRANSPORT_MPI && args->device != RA_DEVICE_CPU) {
-        return RA_FAIL(RA_E_ARG, "--transport: mpi moves host memory, expected --backend cpu");
-    }
-    if (args->ranks == 0 && args->transport == RA_TRANSPORT_THREADS) {
+    if (args->ranks == 0 && args->transport != RA_TRANSPORT_MPI) {
         args->ranks = args->command == RA_COMMAND_BENCH ? 1 : 2;
     }
     if (args->ranks > RA_THREAD_RANKS_MAX && args->transport == RA_TRANSPORT_THREADS) {
         return RA_FAIL(RA_E_ARG, "--ranks: %d, expected at most %d where ranks are threads",
                        args->ranks, RA_THREAD_RANKS_MAX);
     }
-    return RA_OK;
+    return ra_transport_check(args->transport, args->device, args->ranks);
 }
 
 ra_status ra_args_parse(int argc, char **argv, ra_args *out)

@@ -31,7 +31,12 @@ ra_status ra_device_parse(const char *text, ra_device *out)
 
 #ifdef RA_WITH_CUDA
 
-static int index_of(int rank)
+int ra_device_count(ra_device device)
+{
+    return device == RA_DEVICE_CPU ? 1 : ra_cuda_device_count();
+}
+
+int ra_device_index(int rank)
 {
     int count = ra_cuda_device_count();
     return count > 0 ? rank % count : 0;
@@ -46,7 +51,7 @@ ra_status ra_device_backend(ra_device device, int rank, int threads, const char 
                             ra_backend **out)
 {
     return device == RA_DEVICE_CPU ? ra_backend_open_cpu(threads, cpu_level, out)
-                                   : ra_backend_open_cuda(index_of(rank), NULL, out);
+                                   : ra_backend_open_cuda(ra_device_index(rank), NULL, out);
 }
 
 ra_status ra_device_comms(ra_device device, int ranks, ra_comm **out_by_rank)
@@ -62,7 +67,7 @@ ra_status ra_device_put(ra_device device, int rank, const ra_tensor *host, ra_te
     if (device == RA_DEVICE_CPU || !host->data) {
         return RA_OK;
     }
-    RA_TRY(ra_cuda_alloc(index_of(rank), bytes_of(host), &memory));
+    RA_TRY(ra_cuda_alloc(ra_device_index(rank), bytes_of(host), &memory));
     out->data = memory;
     ra_status status = ra_cuda_copy(memory, host->data, bytes_of(host), (ra_stream){0});
     if (status) {
@@ -99,6 +104,18 @@ ra_plain_sum ra_device_sum(ra_device device, const ra_layer *layer)
 }
 
 #else
+
+int ra_device_count(ra_device device)
+{
+    (void)device;
+    return 1;
+}
+
+int ra_device_index(int rank)
+{
+    (void)rank;
+    return 0;
+}
 
 ra_status ra_device_backend(ra_device device, int rank, int threads, const char *cpu_level,
                             ra_backend **out)

@@ -13,7 +13,12 @@ typedef enum ra_device { RA_DEVICE_CPU, RA_DEVICE_CUDA } ra_device;
 /* "cpu", "cuda" or "auto": CUDA if this build and this machine have it. */
 ra_status ra_device_parse(const char *text, ra_device *out);
 
-/* threads and cpu_level are those of ra_backend_open_cpu; ranks take CUDA devices in turn. */
+/* Devices that ranks can take; 1 for the CPU. */
+int ra_device_count(ra_device device);
+/* The CUDA device of a rank: ranks take them in turn. */
+int ra_device_index(int rank);
+
+/* threads and cpu_level are those of ra_backend_open_cpu. */
 ra_status ra_device_backend(ra_device device, int rank, int threads, const char *cpu_level,
                             ra_backend **out);
 ra_status ra_device_comms(ra_device device, int ranks, ra_comm **out_by_rank);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cli/commands.h"
+#include "cli/launch.h"
 #include "cli/processes.h"
 #include "cli/report.h"
 
@@ -50,7 +51,7 @@ static void print_version(void)
 static int run_process(ra_args *args)
 {
     int ranks = args->ranks, status;
-    if (ra_processes_start(&args->rank, &args->ranks)) {
+    if (ra_processes_start(args->transport, &args->rank, &args->ranks)) {
         ra_error_print();
         return RA_EXIT_MACHINE;
     }
@@ -61,7 +62,7 @@ static int run_process(ra_args *args)
         ra_error_print();
         status = RA_EXIT_USE;
     }
-    ra_processes_end(status == RA_EXIT_MACHINE);
+    ra_processes_end(args->transport, status == RA_EXIT_MACHINE);
     return status;
 }
 
@@ -77,7 +78,9 @@ int main(int argc, char **argv)
         ra_args_help(stdout, args.command);
     } else if (args.version) {
         print_version();
-    } else if (args.transport == RA_TRANSPORT_MPI) {
+    } else if (args.transport == RA_TRANSPORT_NCCL && !ra_launched(&args.rank, &args.ranks)) {
+        status = ra_launch(args.ranks, argv);
+    } else if (args.transport != RA_TRANSPORT_THREADS) {
         status = run_process(&args);
     } else {
         status = run_command(&args);

@@ -1,33 +1,72 @@
-/* Starts, uses and ends MPI; left out of builds without it. */
+/* Starts, uses and ends MPI and NCCL; each is left out of builds without it. */
 #include "cli/processes.h"
 
 #include <string.h>
+
+#include "cli/launch.h"
 
 #ifdef RA_WITH_MPI
 #include <mpi.h>
 
 #include "ringattn_mpi.h"
+#define EXPECTED_MPI ", mpi"
+#else
+#define EXPECTED_MPI ""
+#endif
+#ifdef RA_WITH_CUDA
+#include "ringattn_cuda.h"
+#define EXPECTED_NCCL ", nccl"
+#else
+#define EXPECTED_NCCL ""
 #endif
 
 ra_status ra_transport_parse(const char *text, ra_transport *out)
 {
+    static const struct {
+        const char *name;
+        ra_transport transport;
+    } known[] = {
+        {"threads", RA_TRANSPORT_THREADS},
 #ifdef RA_WITH_MPI
-    const char *expected = "threads or mpi";
-    bool is_mpi = strcmp(text, "mpi") == 0;
-#else
-    const char *expected = "threads (built without MPI)";
-    bool is_mpi = false;
+        {"mpi", RA_TRANSPORT_MPI},
 #endif
-    if (!is_mpi && strcmp(text, "threads") != 0) {
-        return RA_FAIL(RA_E_ARG, "--transport: %.64s, expected %s", text, expected);
+#ifdef RA_WITH_CUDA
+        {"nccl", RA_TRANSPORT_NCCL},
+#endif
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        if (strcmp(text, known[i].name) == 0) {
+            *out = known[i].transport;
+            return RA_OK;
+        }
     }
-    *out = is_mpi ? RA_TRANSPORT_MPI : RA_TRANSPORT_THREADS;
+    return RA_FAIL(RA_E_ARG, "--transport: %.64s, expected threads%s%s (what this build has)", text,
+                   EXPECTED_MPI, EXPECTED_NCCL);
+}
+
+ra_status ra_transport_check(ra_transport transport, ra_device device, int ranks)
+{
+    int devices = ra_device_count(device);
+    if (transport == RA_TRANSPORT_NCCL && device != RA_DEVICE_CUDA) {
+        return RA_FAIL(RA_E_ARG, "--transport: nccl moves device memory, expected --backend cuda");
+    }
+    if (transport == RA_TRANSPORT_NCCL && ranks > devices && devices > 0) {
+        return RA_FAIL(RA_E_ARG, "--ranks: %d, expected at most %d: NCCL takes one rank a GPU",
+                       ranks, devices);
+    }
     return RA_OK;
 }
 
+static ra_status refuse(void)
+{
+    return RA_FAIL(RA_E_UNAVAILABLE, "--transport: not in this build");
+}
+
+/* ---- MPI */
+
 #ifdef RA_WITH_MPI
 
-ra_status ra_processes_start(int *rank, int *size)
+static ra_status start_mpi(int *rank, int *size)
 {
     int level = MPI_THREAD_SINGLE;
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level) != MPI_SUCCESS) {
@@ -38,21 +77,13 @@ ra_status ra_processes_start(int *rank, int *size)
     return RA_OK;
 }
 
-ra_status ra_processes_run(ra_world_body body, void *user)
+static ra_status open_mpi(ra_comm **out)
 {
     MPI_Comm world = MPI_COMM_WORLD;
-    ra_comm *comm = NULL;
-    RA_TRY(ra_comm_open_mpi(&world, &comm));
-    ra_status status = body(comm, user);
-    if (status) {
-        /* The failure may have been outside a collective call; peers must not wait for it. */
-        ra_comm_abort(comm, ra_last_error());
-    }
-    ra_comm_close(comm);
-    return status;
+    return ra_comm_open_mpi(&world, out);
 }
 
-void ra_processes_end(bool failed)
+static void end_mpi(bool failed)
 {
     if (!failed) {
         MPI_Finalize();
@@ -61,23 +92,85 @@ void ra_processes_end(bool failed)
 
 #else
 
-ra_status ra_processes_start(int *rank, int *size)
+static ra_status start_mpi(int *rank, int *size)
 {
     (void)rank;
     (void)size;
-    return RA_FAIL(RA_E_UNAVAILABLE, "--transport: built without MPI");
+    return refuse();
 }
 
-ra_status ra_processes_run(ra_world_body body, void *user)
+static ra_status open_mpi(ra_comm **out)
 {
-    (void)body;
-    (void)user;
-    return RA_FAIL(RA_E_UNAVAILABLE, "--transport: built without MPI");
+    (void)out;
+    return refuse();
 }
 
-void ra_processes_end(bool failed)
+static void end_mpi(bool failed)
 {
     (void)failed;
 }
 
 #endif
+
+/* ---- NCCL */
+
+#ifdef RA_WITH_CUDA
+
+static ra_status open_nccl(ra_comm **out)
+{
+    ra_nccl_id id;
+    int rank = 0, size = 1;
+    ra_launched(&rank, &size);
+    if (rank == 0) {
+        RA_TRY(ra_nccl_id_create(&id));
+    }
+    RA_TRY(ra_launch_share(&id, sizeof id));
+    return ra_comm_open_nccl(&id, rank, size, ra_device_index(rank), out);
+}
+
+#else
+
+static ra_status open_nccl(ra_comm **out)
+{
+    (void)out;
+    return refuse();
+}
+
+#endif
+
+/* ---- both */
+
+/* Opening takes a while, so one comm serves all cases, until a failure. */
+static ra_comm *kept;
+
+ra_status ra_processes_start(ra_transport transport, int *rank, int *size)
+{
+    if (transport == RA_TRANSPORT_MPI) {
+        return start_mpi(rank, size);
+    }
+    return ra_launched(rank, size) ? RA_OK : refuse();
+}
+
+ra_status ra_processes_run(ra_transport transport, ra_world_body body, void *user)
+{
+    if (!kept) {
+        RA_TRY(transport == RA_TRANSPORT_MPI ? open_mpi(&kept) : open_nccl(&kept));
+    }
+    ra_status status = body(kept, user);
+    if (status) {
+        /* The failure may have been outside a collective call; peers must not wait for it. */
+        ra_comm_abort(kept, ra_last_error());
+        ra_comm_close(kept);
+        kept = NULL;
+    }
+    return status;
+}
+
+void ra_processes_end(ra_transport transport, bool failed)
+{
+    ra_comm_close(kept);
+    kept = NULL;
+    if (transport == RA_TRANSPORT_MPI) {
+        end_mpi(failed);
+    }
+}

@@ -181,25 +181,33 @@ static ra_status put_result(const job *j, int rank, int result, const void *data
                        j->c->seq, position_bytes(whole), whole->data);
 }
 
-/* One result of one rank goes to rank 0; a call of every rank. */
-static ra_status send_home(const job *j, ra_comm *comm, int from, int result, void *data)
+/* One result of one rank, from where it was computed, goes to rank 0; a call of every rank. */
+static ra_status send_home(const job *j, ra_comm *comm, int from, int result, const ra_tensor *own)
 {
     const ra_tensor *whole = &j->out->result[result];
-    ra_tensor there = {0};
+    ra_tensor host = {0}, there = *own;
     int rank = ra_comm_rank(comm);
+    ra_device device = j->args->device;
     size_t bytes = (size_t)(j->c->rows * whole->size[RA_HEAD] * j->deals->deal[from].length) *
                    position_bytes(whole);
     if (rank == 0) {
-        RA_TRY(allocate(*whole, j->deals->deal[from].length, &there));
+        RA_TRY(allocate(*whole, j->deals->deal[from].length, &host));
+        ra_status status = ra_device_put(device, rank, &host, &there);
+        if (status) {
+            ra_free(host.data);
+            return status;
+        }
     }
-    ra_block block = {rank == 0 ? there.data : data, bytes, bytes, 1};
+    ra_block block = {there.data, bytes, bytes, 1};
     ra_xfer xfer = {rank == 0 ? from : 0, rank > 0, &block, 1, bytes};
     bool takes_part = (rank == 0 || rank == from) && bytes > 0;
     ra_status status = ra_comm_exchange(comm, &xfer, takes_part, j->args->timeout_ms);
-    if (!status && rank == 0) {
-        status = put_result(j, from, result, there.data);
+    if (rank == 0) {
+        status = status ? status : ra_device_get(device, &there, &host);
+        status = status ? status : put_result(j, from, result, host.data);
+        ra_device_drop(device, &there);
+        ra_free(host.data);
     }
-    ra_free(there.data);
     return status;
 }
 
@@ -220,7 +228,7 @@ static ra_status add_trace(const job *j, int rank, double sign)
 }
 
 /* Ranks of other processes: their figures and results go to rank 0. */
-static ra_status bring_home(const job *j, ra_comm *comm, const shard *s)
+static ra_status bring_home(const job *j, ra_comm *comm, const shard *there)
 {
     RA_TRY(add_trace(j, ra_comm_rank(comm), 1));
     ra_ring_rank own = j->out->rank[ra_comm_rank(comm)];
@@ -231,7 +239,7 @@ static ra_status bring_home(const job *j, ra_comm *comm, const shard *s)
         j->out->rank[rank].info.reason = own.info.reason;
         for (int i = 0; rank > 0 && i < RA_RESULT_COUNT; i++) {
             if (j->out->result[i].data) {
-                RA_TRY(send_home(j, comm, rank, i, s->result[i].data));
+                RA_TRY(send_home(j, comm, rank, i, &there->result[i]));
             }
         }
     }
@@ -271,7 +279,7 @@ static ra_status run_rank(ra_comm *comm, void *user)
         }
     }
     if (!status && j->args->transport != RA_TRANSPORT_THREADS) {
-        status = bring_home(j, comm, &s);
+        status = bring_home(j, comm, &there);
     }
 done:
     shard_drop(device, &there);
@@ -308,8 +316,8 @@ ra_status ra_ring_run(const ra_case *c, const ra_args *args, ra_trace *trace, ra
     }
     if (!status) {
         int64_t begin = ra_clock_ns();
-        status = args->transport == RA_TRANSPORT_MPI
-                     ? ra_processes_run(run_rank, &j)
+        status = args->transport != RA_TRANSPORT_THREADS
+                     ? ra_processes_run(args->transport, run_rank, &j)
                      : ra_world_run(args->device, args->ranks, run_rank, &j);
         out->seconds = seconds_since(begin);
     }

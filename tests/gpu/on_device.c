@@ -12,6 +12,13 @@
 
 enum { KEPT_MAX = 64, ALIGNMENT = 256 };
 
+static int device;
+
+void device_choose(int index)
+{
+    device = index;
+}
+
 /* ---- backends */
 
 static pthread_mutex_t kept_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -43,7 +50,7 @@ ra_status device_backend_open(int threads, const char *level, ra_backend **out)
     }
     ra_cuda_options options = {.size = sizeof options, .simple_only = simple_only()};
     ra_alloc_probe *probe = ra_alloc_watch(NULL); /* a kept backend outlives the caller's probe */
-    ra_status status = ra_backend_open_cuda(0, &options, out);
+    ra_status status = ra_backend_open_cuda(device, &options, out);
     ra_alloc_watch(probe);
     return status;
 }
@@ -121,7 +128,7 @@ ra_status device_copy_put(device_copy *copy, ra_tensor *const *tensors, int coun
             memcpy(copy->staging + place_of(copy, i), copy->host_data[i], copy->bytes[i]);
         }
     }
-    RA_TRY(ra_cuda_alloc(0, copy->total, &copy->memory));
+    RA_TRY(ra_cuda_alloc(device, copy->total, &copy->memory));
     for (int i = 0; i < count; i++) {
         if (copy->bytes[i] > 0) {
             tensors[i]->data = (char *)copy->memory + place_of(copy, copy->owner[i]);

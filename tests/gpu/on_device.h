@@ -9,6 +9,9 @@
 
 #include "oracle/plain.h"
 
+/* The device of this process from now on, 0 before. */
+void device_choose(int index);
+
 /* threads and level are those of the CPU; ignored. A closed backend is kept and opened again. */
 ra_status device_backend_open(int threads, const char *level, ra_backend **out);
 void device_backend_close(ra_backend *backend);

@@ -10,7 +10,7 @@
 
 #include <mpi.h>
 
-#include "base/status.h"
+#include "comm/mpi/memory.h"
 
 enum {
     RA_MPI_SLOTS = 2,
@@ -28,10 +28,13 @@ typedef struct ra_mpi_header {
     uint64_t bytes;
 } ra_mpi_header;
 
-/* A piece under way. */
+/* A piece under way. A sender's is copied, then sent; a receiver's received, then copied. */
 typedef struct ra_mpi_slot {
-    MPI_Request request; /* MPI_REQUEST_NULL: free */
-    char *memory;
+    MPI_Request request; /* MPI_REQUEST_NULL: none */
+    bool copying;        /* between its memory and the tensor */
+    bool first;          /* it lies in `head` */
+    ra_mpi_memory head;  /* always the host's: MPI and this code read and write the header there */
+    ra_mpi_memory body;
     size_t bytes;
 } ra_mpi_slot;
 
@@ -39,12 +42,11 @@ typedef struct ra_mpi_slot {
 typedef struct ra_mpi_flow {
     const ra_xfer *xfer; /* the caller's, until its exchange returns */
     bool send;
+    ra_mpi_place place;
     ra_mpi_header header;
-    const ra_block *block; /* the place in the message: byte `used` of row `row` of a block */
-    int64_t row;
-    size_t used;
-    uint64_t total, posted, done; /* bytes of the stream */
-    int64_t pieces_posted, pieces_done;
+    ra_cursor at;
+    uint64_t total, posted, done;                     /* bytes of the stream */
+    int64_t pieces_posted, pieces_moved, pieces_done; /* moved: sent or received */
     ra_mpi_slot slot[RA_MPI_SLOTS];
 } ra_mpi_flow;
 
@@ -53,12 +55,14 @@ ra_status ra_mpi_check(int code, const char *what, int peer);
 
 /* Slots without memory or requests. */
 void ra_mpi_flow_init(ra_mpi_flow *flow);
-/* Posts what can be posted. */
-ra_status ra_mpi_flow_start(ra_mpi_flow *flow, MPI_Comm comm, uint64_t call, const ra_xfer *xfer);
+/* Posts what can be posted. direct: MPI takes memory of a GPU. */
+ra_status ra_mpi_flow_start(ra_mpi_flow *flow, MPI_Comm comm, uint64_t call, const ra_xfer *xfer,
+                            bool direct);
 /* Takes every piece that is done and posts the next ones; *moved if there was one. */
 ra_status ra_mpi_flow_step(ra_mpi_flow *flow, MPI_Comm comm, bool *moved);
 
-/* Asks MPI to drop what the flow waits for. Sends stay: MPI libraries do not cancel them. */
+/* Asks MPI to drop what the flow waits for, and waits for copies, so that the caller's memory is
+ * its own again. Sends stay: MPI libraries do not cancel them. */
 void ra_mpi_flow_cancel(ra_mpi_flow *flow);
 /* Requests that are still under way. */
 int ra_mpi_flow_pending(ra_mpi_flow *flow);

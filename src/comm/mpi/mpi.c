@@ -6,6 +6,9 @@
  * the bytes mean.
  */
 #include <mpi.h>
+#if defined(OPEN_MPI) && __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>
+#endif
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -27,6 +30,7 @@ typedef struct notice {
 typedef struct process {
     MPI_Comm comm;
     int rank, size;
+    bool direct; /* MPI takes memory of a GPU */
     pthread_mutex_t lock;
     uint64_t call;
     ra_mpi_flow *flow; /* [flow_capacity] */
@@ -118,7 +122,7 @@ static ra_status start_all(process *p, const ra_xfer *xfers, int count)
     }
     p->call++;
     for (int i = 0; i < count; i++) {
-        RA_TRY(ra_mpi_flow_start(&p->flow[i], p->comm, p->call, &xfers[i]));
+        RA_TRY(ra_mpi_flow_start(&p->flow[i], p->comm, p->call, &xfers[i], p->direct));
     }
     return RA_OK;
 }
@@ -326,12 +330,22 @@ static ra_status check_mpi(const MPI_Comm *comm)
     return RA_OK;
 }
 
+static bool takes_device_memory(void)
+{
+#if defined(RA_WITH_CUDA) && defined(MPIX_CUDA_AWARE_SUPPORT)
+    return MPIX_Query_cuda_support() == 1;
+#else
+    return false;
+#endif
+}
+
 static ra_status process_create(MPI_Comm comm, process **out)
 {
     process *p = NULL;
     RA_TRY(RA_NEW(&p, 1));
     pthread_mutex_init(&p->lock, NULL);
     p->comm = MPI_COMM_NULL;
+    p->direct = takes_device_memory();
     p->listening = MPI_REQUEST_NULL;
     MPI_Comm_rank(comm, &p->rank);
     MPI_Comm_size(comm, &p->size);

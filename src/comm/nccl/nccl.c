@@ -145,14 +145,14 @@ static ra_status is_done(member *m, bool *done)
 /* Polls until true, an end or the deadline. Called and left under the lock. */
 static ra_status wait_for(const watch *w, ra_status (*is_true)(member *m, bool *yes))
 {
-    int64_t begin = ra_clock_ns(), now = begin;
+    int64_t begin = ra_clock_ns();
     bool yes = false;
     for (;;) {
         RA_TRY(is_true(w->m, &yes));
         if (yes) {
             return RA_OK;
         }
-        now = ra_clock_ns();
+        int64_t now = ra_clock_ns();
         if (now >= w->deadline_ns) {
             return fail_late(w);
         }

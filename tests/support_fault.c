@@ -1,0 +1,95 @@
+/* The callbacks of the wire, and the blows. */
+#include "support_fault.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "comm/comm.h"
+
+static bool is_moment(const fault_wire *w, const char *moment)
+{
+    const fault *f = w->plan;
+    return w->rank == f->victim && w->phase == f->phase && w->calls == f->call &&
+           strcmp(moment, f->moment) == 0;
+}
+
+static ra_status strike(const fault_wire *w, const char *moment)
+{
+    const fault *f = w->plan;
+    if (!is_moment(w, moment)) {
+        return RA_OK;
+    }
+    if (strcmp(f->kind, "kill") == 0) {
+        kill(getpid(), SIGKILL);
+    } else if (strcmp(f->kind, "stop") == 0) {
+        kill(getpid(), SIGSTOP);
+    } else if (strcmp(f->kind, "slow") == 0) {
+        struct timespec t = {f->late_ms / 1000, (long)(f->late_ms % 1000) * 1000000};
+        nanosleep(&t, NULL);
+    } else if (strcmp(f->kind, "error") == 0) {
+        return ra_fail(RA_E_COMM, "the network card caught fire");
+    }
+    return RA_OK;
+}
+
+/* In the middle of an exchange, from a thread beside it. */
+static void *strike_at(void *arg)
+{
+    const fault_wire *w = arg;
+    struct timespec t = {0, 100000};
+    nanosleep(&t, NULL);
+    if (strike(w, "at")) {
+        ra_comm_abort(w->inner, ra_last_error());
+    }
+    return NULL;
+}
+
+static ra_status wire_exchange(void *user, const ra_xfer *xfers, int count, int timeout_ms)
+{
+    fault_wire *w = user;
+    pthread_t thread;
+    w->calls++;
+    bool beside = is_moment(w, "at") && !pthread_create(&thread, NULL, strike_at, w);
+    ra_status status = strike(w, "before");
+    status = status ? status : ra_comm_exchange(w->inner, xfers, count, timeout_ms);
+    if (beside) {
+        pthread_join(thread, NULL);
+    }
+    return status ? status : strike(w, "after");
+}
+
+static ra_status wire_gather(void *user, const void *mine, size_t bytes, void *all, int timeout_ms)
+{
+    return ra_comm_gather(((fault_wire *)user)->inner, mine, bytes, all, timeout_ms);
+}
+
+static ra_status wire_barrier(void *user, int timeout_ms)
+{
+    return wire_gather(user, NULL, 0, NULL, timeout_ms);
+}
+
+static void wire_abort(void *user, const char *why)
+{
+    ra_comm_abort(((fault_wire *)user)->inner, why);
+}
+
+static void wire_close(void *user)
+{
+    ra_comm_close(((fault_wire *)user)->inner);
+}
+
+ra_status fault_comm_open(fault_wire *wire, ra_comm **out)
+{
+    const ra_comm_callbacks callbacks = {.size = sizeof callbacks,
+                                         .user = wire,
+                                         .exchange = wire_exchange,
+                                         .gather = wire_gather,
+                                         .barrier = wire_barrier,
+                                         .abort = wire_abort,
+                                         .close = wire_close};
+    wire->rank = ra_comm_rank(wire->inner);
+    return ra_comm_open_custom(wire->rank, ra_comm_size(wire->inner), &callbacks, out);
+}

@@ -1,0 +1,26 @@
+/* A transport in front of another, through which one rank is killed, stopped or late, or returns an
+ * error, at one moment of one exchange. Must not know the transport behind it. */
+#ifndef RA_TESTS_SUPPORT_FAULT_H
+#define RA_TESTS_SUPPORT_FAULT_H
+
+#include "ringattn.h"
+
+enum { FAULT_SET_UP, FAULT_FORWARD, FAULT_BACKWARD }; /* phases */
+
+/* What happens to the victim: "kill", "stop", "slow" (late by late_ms), "error" or "none",
+ * "before", "at" (in the middle of) or "after" the call-th exchange of a phase. */
+typedef struct fault {
+    const char *kind, *moment;
+    int victim, phase, call, late_ms;
+} fault;
+
+typedef struct fault_wire {
+    ra_comm *inner;
+    const fault *plan;
+    int rank, phase, calls; /* calls of this phase so far; the test sets both when one begins */
+} fault_wire;
+
+/* Takes over wire->inner; the wire stays the caller's until the comm is closed. */
+ra_status fault_comm_open(fault_wire *wire, ra_comm **out);
+
+#endif
