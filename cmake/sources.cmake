@@ -43,6 +43,7 @@ set(RA_LIBRARY_SOURCES
     src/oracle/whole.c
     src/attn/attn.c
     src/attn/check.c
+    src/attn/claim.c
     src/attn/ctx.c
     src/attn/gathered.c
     src/attn/inspect.c

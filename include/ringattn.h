@@ -307,7 +307,7 @@ typedef struct ra_step_desc {
     int run_count;
     const ra_run *runs;        /* this rank's positions; NULL = contiguous shards in rank order */
     const int32_t *doc_id;     /* <= 0 is padding; one id is one document wherever it stands in its
-                                  row; NULL = one document per row */
+                                  row; NULL, on all ranks that have tokens = one per row */
     const uint8_t *is_pad;     /* nonzero = padding, in addition to doc_id; NULL = none */
     const int32_t *token_type; /* 1 image, 2 video; NULL = text only */
 } ra_step_desc;

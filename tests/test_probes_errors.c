@@ -18,7 +18,6 @@ typedef struct liars {
     ra_ctx_options options[RANKS_MAX];
     problem p;
     layout l[RANKS_MAX];
-    int64_t rows[RANKS_MAX]; /* 0 = those of p */
     void (*spoil)(rank_data *data, ra_forward_io *forward, ra_backward_io *backward);
     int spoiler;                    /* the rank that spoils; -1 = all */
     bool spoil_backward;            /* forward first, unspoilt */
@@ -86,7 +85,6 @@ static void liar(int rank, ra_comm *comm, void *arg)
             ra_ctx_create(backend, comm, layers, w->layer_count[rank], &w->options[rank], &ctx),
             "ctx")) {
         ra_step_desc desc = rank_desc(&w->p, &w->l[rank], rank);
-        desc.rows = w->rows[rank] ? w->rows[rank] : desc.rows;
         if (report_keep(report, ra_step_create(ctx, &desc, &step), "step")) {
             attend(w, rank, ctx, comm, ra_step_plan(step, 0));
         }
@@ -285,67 +283,6 @@ static void bad_tensor_on_one(void **state)
     }
 }
 
-/* P14: claims that do not fit together give the same error on all. */
-static void claims_that_disagree(void **state)
-{
-    (void)state;
-    enum {
-        OVERLAP,
-        MISSING,
-        WINDOW,
-        VISION,
-        SCALE,
-        HEADS,
-        DTYPE,
-        COUNT,
-        KEEP,
-        FORWARD,
-        ROWS,
-        CASES
-    };
-    static const char *const names[] = {"overlapping runs",
-                                        "missing runs",
-                                        "window",
-                                        "vision rule",
-                                        "scale",
-                                        "heads",
-                                        "dtype",
-                                        "layer count",
-                                        "keep_kv",
-                                        "forward_only",
-                                        "rows"};
-    for (int what = 0; what < CASES; what++) {
-        for (int ranks = 2; ranks <= RANKS_MAX; ranks++) {
-            liars w;
-            int odd = ranks - 1;
-            liars_create(&w, ranks, 16);
-            for (int rank = 0; rank < ranks; rank++) {
-                w.layer[rank].window = 4;
-            }
-            switch (what) {
-            case OVERLAP: w.l[odd].run[odd][0].start--; break;
-            case MISSING:
-                w.l[odd].run[odd][0].count--;
-                w.l[odd].run[odd][0].start++;
-                w.l[odd].length[odd]--;
-                break;
-            case WINDOW: w.layer[odd].window = 5; break;
-            case VISION: w.layer[odd].vision = RA_VISION_WITHIN_WINDOW; break;
-            case SCALE: w.layer[odd].scale = 0.5f; break;
-            case HEADS: w.layer[odd].kv_heads = 1; break;
-            case DTYPE: w.layer[odd].dtype = RA_BF16; break;
-            case COUNT: w.layer_count[odd] = 2; break;
-            case KEEP: w.options[odd].keep_kv = true; break;
-            case FORWARD: w.options[odd].forward_only = true; break;
-            default: w.rows[odd] = 2; break;
-            }
-            bool in_step = what == OVERLAP || what == MISSING || what == ROWS;
-            liars_run(&w, names[what]);
-            expect_same(&w, RA_E_MISMATCH, in_step ? "step" : "ctx", "");
-        }
-    }
-}
-
 /* P22, P23 and other layers that nobody can run; one rank asks, all get the answer. */
 static void layers_refused(void **state)
 {
@@ -393,7 +330,6 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_tensors_on_all),
         cmocka_unit_test(bad_tensor_on_one),
-        cmocka_unit_test(claims_that_disagree),
         cmocka_unit_test(layers_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

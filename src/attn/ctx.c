@@ -4,15 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "attn/claim.h"
 #include "base/alloc.h"
 #include "rule/layer.h"
-
-/* What a rank says of its configuration. Sentences: equal exactly if the configurations are, and
- * ready for the message if they are not. */
-typedef struct claim {
-    char options[96];
-    char layer[RA_LAYERS_MAX][192];
-} claim;
 
 static ra_status check_options(const ra_ctx_options *options)
 {
@@ -64,42 +58,6 @@ static ra_status create_local(ra_backend *backend, ra_comm *comm, const ra_layer
     return ra_courier_create(own_thread, &ctx->courier);
 }
 
-static claim make_claim(const ra_ctx *ctx)
-{
-    claim mine = {0};
-    snprintf(mine.options, sizeof mine.options,
-             "backend %.16s, %d layers, forward_only %d, keep_kv %d, plan_only %d",
-             ra_backend_name(ctx->backend), ctx->layer_count, ctx->options.forward_only,
-             ctx->options.keep_kv, ctx->options.plan_only);
-    for (int i = 0; i < ctx->layer_count; i++) {
-        const ra_layer *layer = &ctx->layer[i];
-        snprintf(mine.layer[i], sizeof mine.layer[i],
-                 "%d/%d heads of %d, %s, scale %.9g, causal %d, window %lld, window_right %lld, "
-                 "vision %d",
-                 layer->q_heads, layer->kv_heads, layer->head_dim, ra_dtype_name(layer->dtype),
-                 (double)layer->scale, layer->causal, (long long)layer->window,
-                 (long long)layer->window_right, (int)layer->vision);
-    }
-    return mine;
-}
-
-static ra_status compare_claims(const claim *all, int size)
-{
-    for (int rank = 1; rank < size; rank++) {
-        if (strcmp(all[rank].options, all[0].options) != 0) {
-            return RA_FAIL(RA_E_MISMATCH, "rank %d has %s; rank 0 has %s", rank, all[rank].options,
-                           all[0].options);
-        }
-        for (int i = 0; i < RA_LAYERS_MAX; i++) {
-            if (strcmp(all[rank].layer[i], all[0].layer[i]) != 0) {
-                return RA_FAIL(RA_E_MISMATCH, "layer %d: rank %d has %s; rank 0 has %s", i, rank,
-                               all[rank].layer[i], all[0].layer[i]);
-            }
-        }
-    }
-    return RA_OK;
-}
-
 ra_status ra_ctx_create(ra_backend *backend, ra_comm *comm, const ra_layer *layers, int layer_count,
                         const ra_ctx_options *options, ra_ctx **out)
 {
@@ -107,7 +65,7 @@ ra_status ra_ctx_create(ra_backend *backend, ra_comm *comm, const ra_layer *laye
         return RA_FAIL(RA_E_ARG, "comm: NULL");
     }
     ra_ctx *ctx = NULL;
-    claim *all = NULL;
+    ra_claim *all = NULL;
     int size = ra_comm_size(comm);
     ra_status status = check_create(backend, layers, layer_count, options, out);
     status = status ? status : create_local(backend, comm, layers, layer_count, options, &ctx);
@@ -116,10 +74,10 @@ ra_status ra_ctx_create(ra_backend *backend, ra_comm *comm, const ra_layer *laye
     int timeout_ms = readable ? options->timeout_ms : RA_TIMEOUT_MS_DEFAULT;
     status = ra_comm_agree(comm, status, timeout_ms);
     if (!status) {
-        claim mine = make_claim(ctx);
+        ra_claim mine = ra_claim_make(ctx);
         status = ra_comm_gather(comm, &mine, sizeof mine, all, timeout_ms);
     }
-    status = status ? status : compare_claims(all, size);
+    status = status ? status : ra_claims_compare(all, size);
     ra_free(all);
     if (status) {
         ra_ctx_free(ctx);

@@ -39,11 +39,19 @@ static ra_status open_local(ra_ctx *ctx, const ra_step_desc *desc, exchange *x)
 static ra_status compare_heads(const exchange *x)
 {
     int64_t seq = 0;
+    int speaker = -1;
     for (int rank = 0; rank < x->size; rank++) {
         const head *h = &x->heads[rank], *first = &x->heads[0];
         if (h->rows != first->rows) {
             return RA_FAIL(RA_E_MISMATCH, "desc.rows: rank %d has %lld, rank 0 has %lld", rank,
                            (long long)h->rows, (long long)first->rows);
+        }
+        /* A rank without tokens says nothing of documents. */
+        speaker = speaker < 0 && h->seq_local > 0 ? rank : speaker;
+        if (h->seq_local > 0 && h->has_documents != x->heads[speaker].has_documents) {
+            return RA_FAIL(RA_E_MISMATCH, "desc.doc_id: rank %d gives %s, rank %d %s", rank,
+                           h->has_documents ? "documents" : "none", speaker,
+                           h->has_documents ? "none" : "documents");
         }
         if (h->has_runs != first->has_runs) {
             return RA_FAIL(RA_E_MISMATCH, "desc.runs: rank %d gives %s, rank 0 %s", rank,
@@ -118,6 +126,34 @@ static ra_status unpack(const exchange *x, ra_gathered *out)
     return RA_OK;
 }
 
+static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += sizeof(uint64_t)) {
+        uint64_t word = 0;
+        size_t left = bytes - at;
+        memcpy(&word, (const char *)data + at, left < sizeof word ? left : sizeof word);
+        hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+        hash ^= hash >> 32;
+    }
+    return hash;
+}
+
+/* Of all that plans are made from. Plans that differ would make ranks wait for rows that nobody
+ * sends, so it is compared before any is made. */
+static uint64_t hash_gathered(const ra_gathered *g, int size)
+{
+    uint64_t hash = 0xcbf29ce484222325u;
+    int64_t runs = 0, tokens = 0;
+    for (int rank = 0; rank < size; rank++) {
+        runs += g->run_counts[rank];
+        tokens += g->token_counts[rank];
+    }
+    hash = hash_bytes(hash, g->run_counts, (size_t)size * sizeof *g->run_counts);
+    hash = hash_bytes(hash, g->token_counts, (size_t)size * sizeof *g->token_counts);
+    hash = hash_bytes(hash, g->runs, (size_t)runs * sizeof *g->runs);
+    return hash_bytes(hash, g->token_runs, (size_t)tokens * sizeof *g->token_runs);
+}
+
 ra_status ra_gathered_build(ra_ctx *ctx, const ra_step_desc *desc, ra_gathered *out)
 {
     exchange x = {0};
@@ -135,7 +171,9 @@ ra_status ra_gathered_build(ra_ctx *ctx, const ra_step_desc *desc, ra_gathered *
     status = status ? status : ra_comm_gather(comm, x.lists, x.bytes, x.all, timeout_ms);
     if (!status) {
         status = unpack(&x, &gathered);
-        status = ra_comm_agree(comm, status, timeout_ms);
+        uint64_t hash = status ? 0 : hash_gathered(&gathered, x.size);
+        status =
+            ra_comm_agree_on(comm, status, "documents and runs, as gathered", hash, timeout_ms);
     }
     ra_free(x.tokens);
     ra_free(x.heads);

@@ -11,6 +11,7 @@
 /* What one rank says of itself when all agree. */
 typedef struct verdict {
     int32_t status;
+    uint64_t value;
     char text[RA_MESSAGE_BYTES];
 } verdict;
 
@@ -137,10 +138,16 @@ ra_status ra_comm_gather(ra_comm *comm, const void *mine, size_t bytes, void *al
 
 ra_status ra_comm_agree(ra_comm *comm, ra_status mine, int timeout_ms)
 {
+    return ra_comm_agree_on(comm, mine, "", 0, timeout_ms);
+}
+
+ra_status ra_comm_agree_on(ra_comm *comm, ra_status mine, const char *what, uint64_t value,
+                           int timeout_ms)
+{
     if (comm->size == 1) {
         return mine;
     }
-    verdict own = {.status = mine};
+    verdict own = {.status = mine, .value = value};
     snprintf(own.text, sizeof own.text, "%s", mine ? ra_last_error() : "");
     RA_TRY(ra_comm_gather(comm, &own, sizeof own, comm->verdicts, timeout_ms));
     for (int rank = 0; rank < comm->size; rank++) {
@@ -148,6 +155,13 @@ ra_status ra_comm_agree(ra_comm *comm, ra_status mine, int timeout_ms)
         if (said->status) {
             said->text[RA_MESSAGE_BYTES - 1] = '\0';
             return RA_FAIL((ra_status)said->status, "rank %d: %s", rank, said->text);
+        }
+    }
+    for (int rank = 1; rank < comm->size; rank++) {
+        unsigned long long theirs = comm->verdicts[rank].value, first = comm->verdicts[0].value;
+        if (theirs != first) {
+            return RA_FAIL(RA_E_MISMATCH, "%s: rank %d has %016llx, rank 0 has %016llx", what, rank,
+                           theirs, first);
         }
     }
     return RA_OK;

@@ -18,5 +18,8 @@ ra_status ra_comm_gather(ra_comm *comm, const void *mine, size_t bytes, void *al
 /* Every rank learns the worst that happened to any of them: the status and message of the first
  * rank that failed, or RA_OK. */
 ra_status ra_comm_agree(ra_comm *comm, ra_status mine, int timeout_ms);
+/* The same, and if nobody failed RA_E_MISMATCH unless all ranks give the same value. */
+ra_status ra_comm_agree_on(ra_comm *comm, ra_status mine, const char *what, uint64_t value,
+                           int timeout_ms);
 
 #endif
