@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -14,6 +15,22 @@ static bool is_moment(const fault_wire *w, const char *moment)
     const fault *f = w->plan;
     return w->rank == f->victim && w->phase == f->phase && w->calls == f->call &&
            strcmp(moment, f->moment) == 0;
+}
+
+/* Whoever may cut the network sees one file and answers with the other, within 10 s. */
+static void ask_for_cut(const char *folder)
+{
+    char asked[4096], done[4096];
+    const struct timespec nap = {0, 2000000};
+    snprintf(asked, sizeof asked, "%s/cut.asked", folder);
+    snprintf(done, sizeof done, "%s/cut.done", folder);
+    FILE *file = fopen(asked, "w");
+    for (int waited = 0; file && waited < 5000 && access(done, F_OK) != 0; waited++) {
+        nanosleep(&nap, NULL);
+    }
+    if (file) {
+        fclose(file);
+    }
 }
 
 static ra_status strike(const fault_wire *w, const char *moment)
@@ -31,6 +48,8 @@ static ra_status strike(const fault_wire *w, const char *moment)
         nanosleep(&t, NULL);
     } else if (strcmp(f->kind, "error") == 0) {
         return ra_fail(RA_E_COMM, "the network card caught fire");
+    } else if (strcmp(f->kind, "cut") == 0) {
+        ask_for_cut(f->folder);
     }
     return RA_OK;
 }

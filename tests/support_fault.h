@@ -7,10 +7,11 @@
 
 enum { FAULT_SET_UP, FAULT_FORWARD, FAULT_BACKWARD }; /* phases */
 
-/* What happens to the victim: "kill", "stop", "slow" (late by late_ms), "error" or "none",
- * "before", "at" (in the middle of) or "after" the call-th exchange of a phase. */
+/* What happens to the victim: "kill", "stop", "slow" (late by late_ms), "error", "cut" (of its
+ * network: it makes the file cut.asked in folder and waits for cut.done) or "none", "before", "at"
+ * (in the middle of) or "after" the call-th exchange of a phase. */
 typedef struct fault {
-    const char *kind, *moment;
+    const char *kind, *moment, *folder;
     int victim, phase, call, late_ms;
 } fault;
 

@@ -72,6 +72,6 @@ for fault in $faults; do # the last exchange of a call: what follows it is found
     world 3 "$fault" forward after 2
     world 3 "$fault" backward before 2
 done
-echo "link cut: n/a: processes of one host exchange through memory, which cannot be cut"
+echo "link cut: n/a: processes of one host exchange through memory, which cannot be cut; see hosts.sh"
 echo "faults: $failures failed"
 [ $failures = 0 ]

@@ -1,8 +1,8 @@
-/* One process of a ring is killed, stopped or late at a moment of its own choice. Every other
- * process must return RA_E_COMM in time, naming a rank and the hop, and live on; it then says so in
- * a file. faults.sh starts this and reads the files.
- * usage: mpi_faults DIR FAULT PHASE MOMENT CALL: FAULT is kill, stop, slow, error or none, PHASE
- * forward or backward, MOMENT before, at or after the CALL-th exchange of that phase. */
+/* One process of a ring is killed, stopped or late at a moment of its own choice, or its network is
+ * cut. Every other process must return RA_E_COMM in time, naming a rank and the hop, and live on;
+ * it then says so in a file. faults.sh and hosts.sh start this and read the files.
+ * usage: mpi_faults DIR FAULT PHASE MOMENT CALL: FAULT is kill, stop, slow, error, cut or none,
+ * PHASE forward or backward, MOMENT before, at or after the CALL-th exchange of that phase. */
 #include <mpi.h>
 #include <signal.h>
 #include <stdio.h>
@@ -107,6 +107,7 @@ int main(int argc, char **argv)
     folder = argv[1];
     plan = (fault){.kind = argv[2],
                    .moment = argv[4],
+                   .folder = folder,
                    .victim = VICTIM,
                    .phase = strcmp(argv[3], "forward") == 0 ? FAULT_FORWARD : FAULT_BACKWARD,
                    .call = atoi(argv[5]),
