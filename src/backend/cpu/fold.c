@@ -13,7 +13,7 @@
 /* Byte offsets in a worker's scratch. */
 typedef struct layout {
     int64_t reach;                /* ra_range [queries] */
-    int64_t state;                /* ra_softmax [rows] */
+    int64_t max, sum;             /* running softmax, float [rows] */
     int64_t q, o;                 /* tiles [rows, chan] */
     int64_t score, rest, weights; /* tiles [RA_QUERY_BLOCK, RA_KEY_TILE] */
     int64_t k, v;                 /* panels of K transposed and of V */
@@ -38,7 +38,7 @@ typedef struct fold_tile {
     const fold_run *run;
     ra_query_item item;
     ra_range *reach;
-    ra_softmax *state;
+    float *max, *sum;
     float *q, *o, *score, *weights, *k, *v;
     float *rest; /* of the scores, or NULL: f32 inputs leave no other error as large */
 } fold_tile;
@@ -48,7 +48,8 @@ static layout plan_scratch(const fold_run *run)
     int64_t rows = run->items.tiling.rows * run->items.heads;
     layout at = {0};
     at.reach = ra_layout_add(&at.bytes, run->items.tiling.rows, sizeof(ra_range));
-    at.state = ra_layout_add(&at.bytes, rows, sizeof(ra_softmax));
+    at.max = ra_layout_add(&at.bytes, rows, sizeof(float));
+    at.sum = ra_layout_add(&at.bytes, rows, sizeof(float));
     at.q = ra_layout_add(&at.bytes, rows * run->tile_row, sizeof(float));
     at.o = ra_layout_add(&at.bytes, rows * run->tile_row, sizeof(float));
     at.score = ra_layout_add(&at.bytes, RA_QUERY_BLOCK * SCORE_ROW, sizeof(float));
@@ -67,7 +68,8 @@ static fold_tile open_tile(const fold_run *run, int64_t item, int worker)
         .run = run,
         .item = ra_query_item_at(&run->items, item, run->cpu->level->mr),
         .reach = (void *)(scratch + run->at.reach),
-        .state = (void *)(scratch + run->at.state),
+        .max = (void *)(scratch + run->at.max),
+        .sum = (void *)(scratch + run->at.sum),
         .q = (void *)(scratch + run->at.q),
         .o = (void *)(scratch + run->at.o),
         .score = (void *)(scratch + run->at.score),
@@ -94,7 +96,8 @@ static void load_rows(const fold_tile *tile)
         ra_rows q = ra_tile_rows(&run->job->q, piece, head, item->at.begin, item->queries);
         run->operands->load(&q, item->pitch, tile->q + row * run->tile_row, run->tile_row);
         for (int64_t i = 0; i < item->pitch; i++) {
-            tile->state[row + i] = (ra_softmax){.max = -INFINITY};
+            tile->max[row + i] = -INFINITY;
+            tile->sum[row + i] = 0;
         }
         if (piece->fresh) {
             continue;
@@ -105,7 +108,8 @@ static void load_rows(const fold_tile *tile)
                 ra_rows acc = ra_tile_rows(&run->job->acc, piece, head, item->at.begin + i, 1);
                 memcpy(tile->o + (row + i) * run->tile_row, acc.data,
                        (size_t)run->chan * sizeof *tile->o);
-                tile->state[row + i] = (ra_softmax){.max = lse, .sum = 1};
+                tile->max[row + i] = lse;
+                tile->sum[row + i] = 1;
             }
         }
     }
@@ -141,14 +145,28 @@ static void fold_block(const fold_tile *tile, int64_t head, int64_t first, int64
         .rest = tile->rest,
     };
     run->operands->product(&scores);
+    ra_range keys[RA_QUERY_BLOCK];
+    float keep[RA_QUERY_BLOCK];
     for (int64_t i = 0; i < count; i++) {
-        ra_range keys =
+        keys[i] =
             ra_tile_columns(begin + column, end, tile->reach[first + i], tile->reach[first + i]);
-        float *rest = tile->rest ? tile->rest + i * SCORE_ROW : NULL;
-        float keep = level->softmax(tile->score + i * SCORE_ROW, rest, width, keys.begin, keys.end,
-                                    run->job->scale, &tile->state[row + i]);
-        if (keep != 1) { /* seldom: the maximum of a row soon stands */
-            level->scale(tile->o + (row + i) * run->tile_row, run->chan, keep);
+    }
+    ra_softmax softmax = {
+        .rows = count,
+        .n = width,
+        .score = tile->score,
+        .rest = tile->rest,
+        .row = SCORE_ROW,
+        .keys = keys,
+        .scale = run->job->scale,
+        .max = tile->max + row,
+        .sum = tile->sum + row,
+        .keep = keep,
+    };
+    level->softmax(&softmax);
+    for (int64_t i = 0; i < count; i++) {
+        if (keep[i] != 1) {
+            level->scale(tile->o + (row + i) * run->tile_row, run->chan, keep[i]);
         }
     }
     const float *weights = tile->score;
@@ -231,16 +249,15 @@ static void store_rows(const fold_tile *tile)
     for (int64_t h = 0; h < item->heads; h++) {
         for (int64_t i = 0; i < item->queries; i++) {
             int64_t row = h * item->pitch + i, head = item->head + h, pos = item->at.begin + i;
-            ra_softmax state = tile->state[row];
-            float *o = tile->o + row * run->tile_row;
-            bool empty = state.sum == 0;
+            float *o = tile->o + row * run->tile_row, sum = tile->sum[row];
+            bool empty = sum == 0;
             if (empty) { /* whatever the keys that it does not see hold */
                 memset(o, 0, (size_t)run->chan * sizeof *o);
             }
-            narrow_row(o, empty ? 0.0f : 1.0f / state.sum, to,
+            narrow_row(o, empty ? 0.0f : 1.0f / sum, to,
                        ra_tensor_at(to, piece->tensor_row, head, piece->index + pos - piece->pos));
             *ra_tile_value(&run->job->lse, piece, head, pos) =
-                empty ? -INFINITY : state.max + (state.max_rest + logf(state.sum));
+                empty ? -INFINITY : tile->max[row] + logf(sum);
         }
     }
 }

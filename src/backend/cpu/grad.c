@@ -12,6 +12,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "backend/cpu/ahead.h"
 #include "backend/cpu/tile.h"
 #include "base/alloc.h"
 #include "base/mathx.h"
@@ -59,6 +60,7 @@ typedef struct key_tile {
     float *dk, *dv;
     float *score_rest, *dp_rest; /* both NULL but for f32 inputs */
     float *p_columns, *ds_columns, *ds_rows;
+    ra_ahead *ahead; /* rows of the next block */
 } key_tile;
 
 /* A block of queries of one head. */
@@ -168,6 +170,11 @@ static void load_rows(const key_tile *tile, const query_block *block)
     }
 }
 
+static void multiply(const key_tile *tile, const ra_product *product)
+{
+    ra_ahead_product(tile->ahead, tile->run->operands, *product, tile->run->cpu->level->nr);
+}
+
 /* Scores become p, dout.v becomes ds, for the `width` keys from `column` on. */
 static void weigh(const key_tile *tile, const query_block *block, int64_t column, int64_t width)
 {
@@ -188,13 +195,13 @@ static void weigh(const key_tile *tile, const query_block *block, int64_t column
         .c_row = SCORE_ROW,
         .rest = tile->score_rest,
     };
-    run->operands->product(&scores);
+    multiply(tile, &scores);
     ra_product dp = scores;
     dp.a = tile->dout;
     dp.b = tile->v_columns + panel * run->columns_stride;
     dp.c = tile->dp;
     dp.rest = tile->dp_rest;
-    run->operands->product(&dp);
+    multiply(tile, &dp);
     for (int64_t i = 0; i < block->count; i++) {
         int64_t pos = block->pos + i, at = i * SCORE_ROW;
         ra_range keys =
@@ -240,7 +247,7 @@ static void add_transposed(const key_tile *tile, const float *weights, const flo
         .c = to + column * run->tile_row,
         .c_row = run->tile_row,
     };
-    run->operands->product(&product);
+    multiply(tile, &product);
 }
 
 /* dq += ds K, in this item's turn. Rows that attend nothing are left alone. */
@@ -263,7 +270,7 @@ static void add_queries(const key_tile *tile, const query_block *block, int64_t 
         .c_row = run->tile_row,
         .k_first = column,
     };
-    run->operands->product(&product);
+    multiply(tile, &product);
     if (tile->before) {
         ra_team_await(tile->before, block->number + 1);
     }
@@ -292,6 +299,33 @@ static void grad_block(const key_tile *tile, const query_block *block)
     add_queries(tile, block, column, seen.end - column);
 }
 
+/* Has the products of one block ask for the rows of the next. */
+static ra_ahead look_ahead(const key_tile *tile, const query_block *next)
+{
+    const grad_run *run = tile->run;
+    const ra_tensor *tensors[] = {&run->job->q, &run->job->dout, &run->job->dq};
+    ra_ahead ahead = ra_ahead_of(next->count, 3 * run->chan_padded / run->cpu->level->nr);
+    for (int t = 0; t < 3; t++) {
+        ra_rows rows = ra_tile_rows(tensors[t], next->piece, next->head, next->pos, next->count);
+        int64_t size = (int64_t)ra_dtype_bytes(rows.dtype);
+        ra_ahead_add(&ahead, rows.data, rows.stride * size, rows.chan * size);
+    }
+    return ahead;
+}
+
+/* Block i of a query piece, one head. */
+static query_block block_at(const key_tile *tile, int64_t piece, int64_t i, int64_t head)
+{
+    const grad_run *run = tile->run;
+    const ra_piece *q = &run->job->cover->q[piece];
+    int64_t after = run->queries.tiles - 1 - (run->queries.first[piece] + i);
+    query_block block = {.piece = q, .pos = q->pos + i * QUERIES};
+    block.count = ra_min_i64(QUERIES, q->pos + q->count - block.pos);
+    block.head = tile->kv_head * run->group + head;
+    block.number = after * run->group + head;
+    return block;
+}
+
 /* Query piece `piece`. Blocks are counted from its begin, so that every key tile meets the same. */
 static void grad_piece(const key_tile *tile, int64_t piece)
 {
@@ -304,15 +338,18 @@ static void grad_piece(const key_tile *tile, int64_t piece)
     }
     int64_t begin = (queries.begin - q->pos) / QUERIES;
     for (int64_t i = (queries.end - 1 - q->pos) / QUERIES; i >= begin; i--) {
-        int64_t after = run->queries.tiles - 1 - (run->queries.first[piece] + i);
-        query_block block = {.piece = q, .pos = q->pos + i * QUERIES};
-        block.count = ra_min_i64(QUERIES, q->pos + q->count - block.pos);
-        for (int64_t j = 0; j < block.count; j++) {
-            tile->reach[j] = ra_cover_reach(cover, q->row, block.pos + j);
+        query_block next = block_at(tile, piece, i, 0);
+        for (int64_t j = 0; j < next.count; j++) {
+            tile->reach[j] = ra_cover_reach(cover, q->row, next.pos + j);
         }
         for (int64_t h = 0; h < run->group; h++) {
-            block.head = tile->kv_head * run->group + h;
-            block.number = after * run->group + h;
+            query_block block = next;
+            bool last = h + 1 == run->group;
+            *tile->ahead = (ra_ahead){0};
+            if (!last || i > begin) {
+                next = block_at(tile, piece, last ? i - 1 : i, last ? 0 : h + 1);
+                *tile->ahead = look_ahead(tile, &next);
+            }
             atomic_store_explicit(tile->progress, block.number, memory_order_release);
             grad_block(tile, &block);
         }
@@ -345,7 +382,9 @@ static void grad_item(void *arg, int64_t item, int worker)
 {
     const grad_run *run = arg;
     const ra_grad_job *job = run->job;
+    ra_ahead ahead = {0};
     key_tile tile = open_tile(run, item, worker);
+    tile.ahead = &ahead;
     const ra_piece *piece = tile.at.piece;
     if (piece->first < piece->last) {
         pack_keys(&tile);

@@ -14,6 +14,7 @@
 #define RA_BACKEND_CPU_LEVEL_H
 
 #include "base/status.h"
+#include "rule/mask_rule.h"
 
 /* Rows of a tensor: contiguous channels of any dtype, a row every `stride` elements. */
 typedef struct ra_rows {
@@ -44,11 +45,17 @@ typedef struct ra_product {
     int64_t k_first;
 } ra_product;
 
-/* The running softmax of one row. */
+/* The running softmax of the rows of a tile of scores. */
 typedef struct ra_softmax {
-    float max;      /* natural units, -inf before the first key */
-    float max_rest; /* max + max_rest is it to twice the precision */
-    float sum;      /* of exp(score - max) */
+    int64_t rows, n; /* of the tile; n is a multiple of nr */
+    float *score;
+    const float *rest; /* like score, or NULL: score + rest is the score to twice the precision */
+    int64_t row;       /* floats from row to row of both */
+    const ra_range *keys; /* [rows] columns that a row sees */
+    float scale;
+    float *max;  /* [rows] near the largest scale * score, -inf before the first key */
+    float *sum;  /* [rows] of exp(scale * score - max) */
+    float *keep; /* [rows] out: the factor by which earlier numerators shrink */
 } ra_softmax;
 
 /* Backward of the softmax of one row: score -> p = exp(scale * score - lse), dp -> p * (dp - delta)
@@ -86,10 +93,8 @@ typedef struct ra_level {
     void (*scale)(float *row, int64_t n, float factor);
     void (*add)(float *to, const float *from, int64_t n); /* to += from */
 
-    /* Turns the scores of one row into exp(scale * score - max), zero outside [begin, end). n is a
-     * multiple of nr; rest may be NULL. Returns the factor by which earlier numerators shrink. */
-    float (*softmax)(float *score, float *rest, int64_t n, int64_t begin, int64_t end, float scale,
-                     ra_softmax *state);
+    /* Turns scores into exp(scale * score - max), zero outside keys. */
+    void (*softmax)(const ra_softmax *tile);
     void (*gradient)(const ra_gradient *row, int64_t n, int64_t begin, int64_t end);
 } ra_level;
 

@@ -17,12 +17,7 @@ enum { LANES = 16, VECTORS = 2, BLOCK_ROWS = 8 };
 #define SMALLER(a, b) _mm512_min_ps(a, b)
 #include "backend/cpu/kernels.inc"
 
-enum {
-    PAIR = 2,
-    /* Twice the values of an f32 chain: rounding p and ds to bf16 loses far more than this does,
-     * and between chains the multipliers idle twice as often as in f32. */
-    PAIR_CHAIN = CHAIN,
-};
+enum { PAIR = 2 };
 
 static void load_pairs(const ra_rows *rows, int64_t row_end, float *tile, int64_t tile_row)
 {
@@ -112,63 +107,22 @@ static void narrow_transposed(const float *tile, int64_t row, int64_t m, int64_t
     }
 }
 
-/* One register block over `depth` words of A and B: as `chain`, two values of k a step. */
-INLINE void chain_pairs(const ra_product *p, int64_t before, int64_t depth, const float *a,
-                        int64_t a_row, int64_t a_col, const float *b, float *c)
+INLINE vec multiply_pairs(float a, vec b, vec sum)
 {
-    __m512 sum[BLOCK_ROWS][VECTORS];
-    for (int i = 0; i < BLOCK_ROWS; i++) {
-        for (int j = 0; j < VECTORS; j++) {
-            sum[i][j] = _mm512_setzero_ps();
-        }
-    }
-    for (int64_t l = depth; l > 0; l--) {
-        __m512bh b_row[VECTORS];
-        for (int j = 0; j < VECTORS; j++) {
-            b_row[j] = (__m512bh)load_vec(b + j * LANES);
-        }
-        for (int i = 0; i < BLOCK_ROWS; i++) {
-            __m512bh left = (__m512bh)_mm512_set1_ps(a[i * a_row]);
-            for (int j = 0; j < VECTORS; j++) {
-                sum[i][j] = _mm512_dpbf16_ps(sum[i][j], left, b_row[j]);
-            }
-        }
-        a += a_col;
-        b += PANEL;
-    }
-    for (int i = 0; i < BLOCK_ROWS; i++) {
-        for (int j = 0; j < VECTORS; j++) {
-            store_sum((vec)sum[i][j], before, c + i * p->c_row + j * LANES, NULL);
-        }
-    }
+    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_ps(a), (__m512bh)b);
 }
 
-INLINE void block_pairs(const ra_product *p, const float *a, int64_t a_row, int64_t a_col,
-                        const float *b, float *c)
-{
-    const int64_t words = (p->k + 1) / PAIR;
-    int64_t before = p->mode == RA_PRODUCT_ADD;
-    for (int64_t l = 0; l < words; before++) {
-        int64_t depth = PAIR_CHAIN - (p->k_first / PAIR + l) % PAIR_CHAIN;
-        depth = words - l < depth ? words - l : depth;
-        chain_pairs(p, before, depth, a + l * a_col, a_row, a_col, b + l * PANEL, c);
-        l += depth;
-    }
-}
+#define PRODUCT(name) product_pairs_##name
+#define MULTIPLY_ADD multiply_pairs
+#define DEPTH PAIR
+#include "backend/cpu/product.inc"
 
 static void product_pairs(const ra_product *p)
 {
-    for (int64_t column = 0; column < p->n; column += PANEL) {
-        const float *b = p->b + column / PANEL * p->b_stride;
-        for (int64_t row = 0; row < p->m; row += BLOCK_ROWS) {
-            const float *a = p->a + row * p->a_row;
-            float *c = p->c + row * p->c_row + column;
-            if (p->a_col == 1) {
-                block_pairs(p, a, p->a_row, 1, b, c);
-            } else {
-                block_pairs(p, a, 1, p->a_col, b, c);
-            }
-        }
+    if (p->a_col == 1) {
+        product_pairs_strided(p, p->a_row, 1);
+    } else {
+        product_pairs_strided(p, 1, p->a_col);
     }
 }
 

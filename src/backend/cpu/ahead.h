@@ -1,0 +1,63 @@
+/*
+ * Rows that are wanted soon, asked for a few at a time while a product runs: rows of a tensor lie
+ * too far apart for the machine to see that they follow, and all at once they would hold up what is
+ * being computed. Only a hint: changes no result. Must not know what the rows are.
+ */
+#ifndef RA_BACKEND_CPU_AHEAD_H
+#define RA_BACKEND_CPU_AHEAD_H
+
+#include "backend/cpu/level.h"
+
+enum { RA_AHEAD_LISTS = 3, RA_CACHE_LINE = 64 };
+
+/* Lists of equally many rows. */
+typedef struct ra_ahead {
+    struct {
+        const char *row;
+        int64_t stride, bytes;
+    } list[RA_AHEAD_LISTS];
+    int lists;
+    int64_t rows; /* left to ask for, of every list */
+    int64_t step; /* rows at a time */
+} ra_ahead;
+
+/* `rows` rows of each list to be added, within `times` calls of ra_ahead_step. */
+static inline ra_ahead ra_ahead_of(int64_t rows, int64_t times)
+{
+    return (ra_ahead){.rows = rows, .step = (rows + times - 1) / times};
+}
+
+static inline void ra_ahead_add(ra_ahead *ahead, const void *row, int64_t stride, int64_t bytes)
+{
+    ahead->list[ahead->lists].row = row;
+    ahead->list[ahead->lists].stride = stride;
+    ahead->list[ahead->lists++].bytes = bytes;
+}
+
+static inline void ra_ahead_step(ra_ahead *ahead)
+{
+    for (int64_t n = ahead->step; n > 0 && ahead->rows > 0; n--, ahead->rows--) {
+        for (int i = 0; i < ahead->lists; i++) {
+            for (int64_t at = 0; at < ahead->list[i].bytes; at += RA_CACHE_LINE) {
+                __builtin_prefetch(ahead->list[i].row + at, 0, 2);
+            }
+            ahead->list[i].row += ahead->list[i].stride;
+        }
+    }
+}
+
+/* A product, panel by panel, with a step between panels. */
+static inline void ra_ahead_product(ra_ahead *ahead, const ra_operands *operands, ra_product p,
+                                    int64_t nr)
+{
+    for (int64_t left = p.n; left > 0; left -= nr) {
+        ra_ahead_step(ahead);
+        p.n = nr;
+        operands->product(&p);
+        p.b += p.b_stride;
+        p.c += nr;
+        p.rest = p.rest ? p.rest + nr : NULL;
+    }
+}
+
+#endif
