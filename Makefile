@@ -11,7 +11,7 @@ build = mkdir -p build && echo 'building preset $(1), log in build/$(1).log' && 
     { cmake --preset $(1) $(2) && cmake --build --preset $(1) -j $(JOBS) $(3); } \
     >build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }
 
-.PHONY: help demo check soak bench gpu-check gpu-bench install lint asan tsan fuzz coverage clean
+.PHONY: help demo check soak bench gpu-check gpu-bench gpu-bench-ring install lint asan tsan fuzz coverage clean
 
 help:
 	@echo 'make demo      build, then check two captured Gemma 4 layers on 4 ranks, forward and backward'
@@ -20,7 +20,7 @@ help:
 	@echo '               ARGS=--quick for a short one, ARGS=--help for more'
 	@echo 'make soak      10,000 steps under random delays: memory, order and bits stay'
 	@echo 'make gpu-check build the CUDA backend and check it on this machine'\''s GPU'
-	@echo 'make gpu-bench time it there, beside cuBLAS'
+	@echo 'make gpu-bench time it there, beside cuBLAS; gpu-bench-ring: a ring over two GPUs'
 	@echo 'make install   install under PREFIX ($(PREFIX)); DESTDIR is honoured'
 	@echo 'make asan      the tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan      the tests under ThreadSanitizer'
@@ -57,6 +57,10 @@ gpu-bench:
 	tools/gpu_check.sh build
 	build/gpu/gpu_bench --json build/gpu/bench.json
 	build/gpu/gpu_bench --backward --json build/gpu/bench_backward.json
+
+gpu-bench-ring:
+	tools/gpu_check.sh build
+	build/gpu/gpu_bench_ring --trace build/gpu/trace
 
 install:
 	@tools/setup.sh demo

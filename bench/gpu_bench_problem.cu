@@ -7,14 +7,7 @@
 
 #include "gpu_bench.h"
 #include "gpu_bench_check.h"
-
-void must(bool ok, const char *what, const char *why)
-{
-    if (!ok) {
-        std::fprintf(stderr, "gpu_bench: %s: %s\n", what, why);
-        std::exit(3);
-    }
-}
+#include "gpu_bench_random.cuh"
 
 std::string name_of(const shape &s)
 {
@@ -36,21 +29,11 @@ std::string name_of(const shape &s)
 
 /* ---- data */
 
-static __host__ __device__ uint32_t hash(uint64_t x)
-{
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return (uint32_t)((x ^ x >> 31) >> 32);
-}
-
-/* Normal deviates: data with few distinct bits would use less power. */
 static __global__ void fill_normal(__nv_bfloat16 *to, int64_t count, uint64_t seed)
 {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step) {
-        float u = ((float)hash(seed + 2 * (uint64_t)i) + 1.0f) * 0x1p-32f;
-        float v = (float)hash(seed + 2 * (uint64_t)i + 1) * 0x1p-32f;
-        to[i] = __float2bfloat16(sqrtf(-2.0f * logf(u)) * cospif(2.0f * v));
+        to[i] = __float2bfloat16(bench_normal(seed, i));
     }
 }
 
@@ -72,7 +55,7 @@ ra_tensor device_tensor(ra_dtype dtype, int64_t rows, int64_t heads, int64_t seq
 /* Lengths from 64 to 8,192, as many between 2^n and 2^(n + 1) for every n. */
 static int64_t random_length(uint64_t i)
 {
-    uint32_t bits = hash(((uint64_t)DOCUMENT_SEED << 32) + i);
+    uint32_t bits = bench_hash(((uint64_t)DOCUMENT_SEED << 32) + i);
     return (int64_t)(64.0 * std::exp2(7.0 * bits / 4294967296.0));
 }
 

@@ -118,7 +118,8 @@ if(RA_GPU_TESTS)
     set(tests ${PROJECT_SOURCE_DIR}/tests)
     file(GLOB support_sources CONFIGURE_DEPENDS ${tests}/support*.c)
     add_library(gpu_support STATIC ${support_sources}
-        ${tests}/gpu/on_device.c ${tests}/gpu/device_job.c ${tests}/gpu/nccl_world.c)
+        ${tests}/gpu/on_device.c ${tests}/gpu/device_job.c ${tests}/gpu/nccl_world.c
+        ${tests}/gpu/queued_comm.c)
     ra_target_flags(gpu_support)
     target_compile_options(gpu_support PUBLIC -include ${tests}/gpu/on_device.h)
     set_source_files_properties(${tests}/gpu/on_device.c PROPERTIES
@@ -150,8 +151,14 @@ if(RA_GPU_TESTS)
     set_target_properties(gpu_ptx PROPERTIES CUDA_ARCHITECTURES 90a-real)
 
     add_executable(gpu_bench bench/gpu_bench.cu bench/gpu_bench_check.c bench/gpu_bench_hop.c
-        bench/gpu_bench_problem.cu bench/gpu_bench_time.cu)
+        bench/gpu_bench_must.cu bench/gpu_bench_problem.cu bench/gpu_bench_time.cu)
     ra_cuda_flags(gpu_bench)
     set_target_properties(gpu_bench PROPERTIES CUDA_ARCHITECTURES 90)
     target_link_libraries(gpu_bench PRIVATE ringattn_check ringattn_cuda_static CUDA::cublas)
+
+    add_executable(gpu_bench_ring bench/gpu_bench_ring.cu bench/gpu_bench_must.cu
+        bench/gpu_bench_shard.cu)
+    ra_cuda_flags(gpu_bench_ring)
+    set_target_properties(gpu_bench_ring PROPERTIES CUDA_ARCHITECTURES 90)
+    target_link_libraries(gpu_bench_ring PRIVATE ringattn_cuda_static)
 endif()

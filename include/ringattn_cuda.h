@@ -52,8 +52,8 @@ RA_API ra_status ra_nccl_id_create(ra_nccl_id *out);
 /* Collective over `size` ranks that hold the same id, each with a device of its own: NCCL refuses
  * two ranks on one device. Tensors of calls are in memory of that device. RA_E_COMM if not all
  * ranks come within 30 s. Exchanges run on a stream of the comm's own, which takes precedence over
- * the computation's; what does not lie in one piece passes through at most 128 MiB a peer of device
- * memory.
+ * the computation's; what does not lie in one piece passes through at most 512 MiB of device memory
+ * for each message under way.
  *
  * No call waits for a rank that is gone: a watch on every exchange ends it after its time-out and
  * aborts the NCCL communicator, which frees its memory; the process lives on and may open another.

@@ -66,18 +66,31 @@ static void *strike_at(void *arg)
     return NULL;
 }
 
-static ra_status wire_exchange(void *user, const ra_xfer *xfers, int count, int timeout_ms)
+static ra_status exchange(fault_wire *w, const ra_xfer *xfers, int count, int timeout_ms,
+                          const ra_order *order)
+{
+    return order ? ra_comm_exchange_behind(w->inner, xfers, count, timeout_ms, order)
+                 : ra_comm_exchange(w->inner, xfers, count, timeout_ms);
+}
+
+static ra_status wire_exchange_behind(void *user, const ra_xfer *xfers, int count, int timeout_ms,
+                                      const ra_order *order)
 {
     fault_wire *w = user;
     pthread_t thread;
     w->calls++;
     bool beside = is_moment(w, "at") && !pthread_create(&thread, NULL, strike_at, w);
     ra_status status = strike(w, "before");
-    status = status ? status : ra_comm_exchange(w->inner, xfers, count, timeout_ms);
+    status = status ? status : exchange(w, xfers, count, timeout_ms, order);
     if (beside) {
         pthread_join(thread, NULL);
     }
     return status ? status : strike(w, "after");
+}
+
+static ra_status wire_exchange(void *user, const ra_xfer *xfers, int count, int timeout_ms)
+{
+    return wire_exchange_behind(user, xfers, count, timeout_ms, NULL);
 }
 
 static ra_status wire_gather(void *user, const void *mine, size_t bytes, void *all, int timeout_ms)
@@ -110,5 +123,9 @@ ra_status fault_comm_open(fault_wire *wire, ra_comm **out)
                                          .abort = wire_abort,
                                          .close = wire_close};
     wire->rank = ra_comm_rank(wire->inner);
-    return ra_comm_open_custom(wire->rank, ra_comm_size(wire->inner), &callbacks, out);
+    ra_status status = ra_comm_open_custom(wire->rank, ra_comm_size(wire->inner), &callbacks, out);
+    if (!status && ra_comm_has_exchange_behind(wire->inner)) {
+        ra_comm_set_exchange_behind(*out, wire_exchange_behind);
+    }
+    return status;
 }

@@ -7,7 +7,7 @@
 #include "comm/nccl/rounds.h"
 #include "support.h"
 
-enum { BLOCKS_MAX = 40, GAP_MAX = 48 };
+enum { BLOCKS_MAX = 40, GAP_MAX = 48, PIECE = 1 << 20, ROUND = 8 << 20 };
 
 /* A message in memory with gaps, cut into blocks at random. */
 typedef struct parcel {
@@ -79,14 +79,14 @@ static void check_staging(const ra_nccl_rounds *rounds)
     size_t end = 0;
     for (int i = 0; i < rounds->piece_count; i++) {
         const ra_nccl_piece *piece = &rounds->piece[i];
-        assert_in_range(piece->bytes, 1, RA_NCCL_PIECE_BYTES);
+        assert_in_range(piece->bytes, 1, rounds->piece_bytes);
         if (!piece->direct) {
             assert_true(piece->staging >= end);
             end = piece->staging + piece->bytes;
         }
     }
     assert_true(end <= rounds->staging_bytes);
-    assert_true(rounds->staging_bytes <= (size_t)rounds->message_count * RA_NCCL_ROUND_BYTES);
+    assert_true(rounds->staging_bytes <= (size_t)rounds->message_count * rounds->round_bytes);
 }
 
 /* All rounds of a message from one end to the other. */
@@ -112,10 +112,10 @@ static void test_both_ends_cut_alike(void **state)
 {
     (void)state;
     rng r = rng_of(support_seed());
-    ra_nccl_rounds out = {0}, in = {0};
+    ra_nccl_rounds out = {.piece_bytes = PIECE, .round_bytes = ROUND}, in = out;
     for (int64_t step = 0; step < support_steps(60); step++) {
         parcel from, to;
-        uint64_t total = (uint64_t)rng_int(&r, 0, step % 8 == 0 ? 150 << 20 : 9 << 20);
+        uint64_t total = (uint64_t)rng_int(&r, 0, step % 8 == 0 ? 40 << 20 : 3 << 20);
         support_limit(60, "step %lld: %llu bytes", (long long)step, (unsigned long long)total);
         parcel_create(&from, &r, true, total);
         parcel_create(&to, &r, false, total);
@@ -141,8 +141,8 @@ static void test_both_ends_cut_alike(void **state)
 static void test_contiguous_is_direct(void **state)
 {
     (void)state;
-    const size_t head = 10 << 20;
-    ra_nccl_rounds rounds = {0};
+    const size_t head = 5 << 19; /* two and a half pieces */
+    ra_nccl_rounds rounds = {.piece_bytes = PIECE, .round_bytes = ROUND};
     char *memory = malloc(3 * head);
     ra_block blocks[3];
     assert_non_null(memory);
@@ -154,11 +154,11 @@ static void test_contiguous_is_direct(void **state)
     assert_int_equal(ra_nccl_rounds_next(&rounds), RA_OK);
     assert_int_equal(rounds.piece_count, 8);
     for (int i = 0; i < rounds.piece_count; i++) {
-        bool inside = ((size_t)i * RA_NCCL_PIECE_BYTES) / head ==
-                      ((size_t)i * RA_NCCL_PIECE_BYTES + rounds.piece[i].bytes - 1) / head;
+        bool inside =
+            ((size_t)i * PIECE) / head == ((size_t)i * PIECE + rounds.piece[i].bytes - 1) / head;
         assert_int_equal(rounds.piece[i].direct != NULL, inside);
         if (inside) {
-            assert_ptr_equal(rounds.piece[i].direct, memory + (size_t)i * RA_NCCL_PIECE_BYTES);
+            assert_ptr_equal(rounds.piece[i].direct, memory + (size_t)i * PIECE);
         }
     }
     ra_nccl_rounds_free(&rounds);

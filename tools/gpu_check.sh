@@ -109,6 +109,7 @@ step_tests() {
         begin "random ring, seed $seed" "$build/gpu_ring" --seed "$seed"
     done
     collect
+    begin "random ring, queued exchanges" env RA_TEST_QUEUED=1 "$build/gpu_ring" --seed 98
     begin "random ring, plain kernels" env RA_TEST_SIMPLE=1 "$build/gpu_ring" --seed 99
     collect
     grep -h '^kernels:' "$logs/backend.log" | sed 's/^/      /'

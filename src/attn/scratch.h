@@ -12,6 +12,7 @@ typedef struct ra_scratch_shape {
     const ra_layer *layer;
     int64_t rows, seq_local;
     bool keep_kv;
+    int64_t landing_bytes; /* the backend's */
 } ra_scratch_shape;
 
 typedef struct ra_forward_scratch {

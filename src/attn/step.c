@@ -12,6 +12,7 @@ ra_scratch_shape ra_plan_shape(const ra_plan *plan)
         .rows = plan->step->rows,
         .seq_local = plan->step->seq_local,
         .keep_kv = plan->step->ctx->options.keep_kv,
+        .landing_bytes = plan->step->ctx->backend->ops->landing_bytes,
     };
 }
 

@@ -90,6 +90,13 @@ typedef struct ra_backend_ops {
     /* Instead of zeroed sums, grad and three casts; writes every element of the results. NULL if
      * the backend gains nothing by that. */
     ra_status (*grad_whole)(void *self, const ra_grad_job *job, const ra_grad_results *to);
+    /* For transports that queue exchanges on the device; NULL if there is none: the device's event
+     * of a mark, and: what is called from now on starts behind an event of the device. */
+    void *(*mark_event)(void *self, int mark);
+    ra_status (*follow)(void *self, void *event);
+    /* Gradients that come home land in pieces of about so many bytes; 0 = 4 MiB. Equal for all
+     * backends of one name, as ranks must agree on it. */
+    int64_t landing_bytes;
 } ra_backend_ops;
 
 struct ra_backend {

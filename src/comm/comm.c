@@ -17,6 +17,7 @@ typedef struct verdict {
 
 struct ra_comm {
     ra_comm_callbacks call;
+    ra_exchange_behind exchange_behind; /* NULL: the transport has none */
     int rank, size;
     atomic_bool aborted;
     atomic_ullong bytes_sent;
@@ -119,14 +120,39 @@ static ra_status check_open(const ra_comm *comm, const char *what)
     return RA_OK;
 }
 
+static void count_sent(ra_comm *comm, const ra_xfer *xfers, int xfer_count)
+{
+    for (int i = 0; i < xfer_count; i++) {
+        atomic_fetch_add(&comm->bytes_sent, xfers[i].send ? xfers[i].bytes : 0);
+    }
+}
+
 ra_status ra_comm_exchange(ra_comm *comm, const ra_xfer *xfers, int xfer_count, int timeout_ms)
 {
     RA_TRY(check_open(comm, "exchange"));
     RA_TRY(finish(comm, "exchange",
                   comm->call.exchange(comm->call.user, xfers, xfer_count, timeout_ms)));
-    for (int i = 0; i < xfer_count; i++) {
-        atomic_fetch_add(&comm->bytes_sent, xfers[i].send ? xfers[i].bytes : 0);
-    }
+    count_sent(comm, xfers, xfer_count);
+    return RA_OK;
+}
+
+void ra_comm_set_exchange_behind(ra_comm *comm, ra_exchange_behind exchange)
+{
+    comm->exchange_behind = exchange;
+}
+
+bool ra_comm_has_exchange_behind(const ra_comm *comm)
+{
+    return comm->exchange_behind != NULL;
+}
+
+ra_status ra_comm_exchange_behind(ra_comm *comm, const ra_xfer *xfers, int xfer_count,
+                                  int timeout_ms, const ra_order *order)
+{
+    RA_TRY(check_open(comm, "exchange"));
+    RA_TRY(finish(comm, "exchange",
+                  comm->exchange_behind(comm->call.user, xfers, xfer_count, timeout_ms, order)));
+    count_sent(comm, xfers, xfer_count);
     return RA_OK;
 }
 

@@ -36,7 +36,6 @@ static ra_status exchange_hop(void *arg)
     ra_tensor k = chunk_view(c, task->hop, &c->kept_k, c->slot_k);
     ra_tensor v = chunk_view(c, task->hop, &c->kept_v, c->slot_v);
     int xfer_count = 0;
-    RA_TRY(ring->backend->ops->wait_mark(ring->backend->self, RA_MARK_COLLECT + task->hop % 2));
     ring->blocks->count = 0;
     for (int l = hop->leg_first; l < hop->leg_first + hop->leg_count; l++) {
         const ra_leg *leg = &ring->schedule->leg[l];
@@ -48,7 +47,7 @@ static ra_status exchange_hop(void *arg)
         }
     }
     int64_t begin = ra_trace_begin(ring->trace);
-    ra_status status = ra_comm_exchange(ring->comm, ring->xfers, xfer_count, ring->timeout_ms);
+    ra_status status = ra_ring_exchange(ring, RA_MARK_COLLECT + task->hop % 2, xfer_count);
     ra_trace_end(ring->trace, begin, "exchange keys and values", RA_LANE_COMM,
                  ra_comm_rank(ring->comm), task->hop);
     if (status) {
@@ -65,6 +64,7 @@ static ra_status post(ra_collect *c, int hop)
         RA_TRY(backend->ops->mark(backend->self, RA_MARK_COLLECT + hop % 2));
         c->task[hop % 2] = (ra_collect_task){c, hop};
         c->ticket[hop % 2] = ra_ring_post(c->ring, (ra_task){exchange_hop, &c->task[hop % 2]}, hop);
+        RA_TRY(ra_ring_let_begin(c->ring, c->ticket[hop % 2]));
     }
     return RA_OK;
 }

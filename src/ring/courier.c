@@ -13,8 +13,9 @@ struct ra_courier {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     ra_task queue[RA_COURIER_QUEUE];
-    int64_t posted, done; /* tasks so far; a ticket is `posted` after its post */
-    ra_status status;     /* the first failure */
+    int64_t posted, begun, done; /* tasks so far; a ticket is `posted` after its post */
+    void *handed;                /* by the task that has begun last */
+    ra_status status;            /* the first failure */
     char message[RA_MESSAGE_BYTES];
 };
 
@@ -83,6 +84,26 @@ int64_t ra_courier_post(ra_courier *c, ra_task task)
     }
     pthread_mutex_unlock(&c->lock);
     return ticket;
+}
+
+void ra_courier_say_begun(ra_courier *c, void *handed)
+{
+    pthread_mutex_lock(&c->lock);
+    c->begun = c->done + 1;
+    c->handed = handed;
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+}
+
+void *ra_courier_wait_begun(ra_courier *c, int64_t ticket)
+{
+    pthread_mutex_lock(&c->lock);
+    while (c->done == ticket - 1 && c->begun < ticket) {
+        pthread_cond_wait(&c->changed, &c->lock);
+    }
+    void *handed = c->done == ticket - 1 ? c->handed : NULL;
+    pthread_mutex_unlock(&c->lock);
+    return handed;
 }
 
 ra_status ra_courier_wait(ra_courier *c, int64_t ticket)

@@ -26,6 +26,11 @@ ra_status ra_courier_create(bool own_thread, ra_courier **out);
 bool ra_courier_overlaps(const ra_courier *courier);
 /* Returns the ticket to wait for. Never fails: a failure is reported by the wait. */
 int64_t ra_courier_post(ra_courier *courier, ra_task task);
+/* Says, within a task, that it is under way, and hands something to who waits for that. */
+void ra_courier_say_begun(ra_courier *courier, void *handed);
+/* Waits until the ticket's task has said so, for what it hands out; NULL if it is done already, or
+ * others are still before it. */
+void *ra_courier_wait_begun(ra_courier *courier, int64_t ticket);
 /* Waits until the ticket's task and all before it are done; hands the failure and its message to
  * this thread. */
 ra_status ra_courier_wait(ra_courier *courier, int64_t ticket);

@@ -1,5 +1,40 @@
-/* The caller's side of the courier, with what it costs the computation in the trace. */
+/* Both sides of the courier, with what it costs the computation in the trace. */
 #include "ring/ring.h"
+
+/* Without overlap the exchange is done before the computation is queued. */
+static bool is_queued_on_device(const ra_ring *ring)
+{
+    return ra_comm_has_exchange_behind(ring->comm) && ring->backend->ops->mark_event &&
+           ra_courier_overlaps(ring->courier);
+}
+
+static void say_queued(void *arg, void *event)
+{
+    ra_courier_say_begun(arg, event);
+}
+
+ra_status ra_ring_exchange(const ra_ring *ring, int mark, int xfer_count)
+{
+    const ra_backend *backend = ring->backend;
+    if (is_queued_on_device(ring)) {
+        const ra_order order = {
+            .after = backend->ops->mark_event(backend->self, mark),
+            .queued = say_queued,
+            .arg = ring->courier,
+        };
+        return ra_comm_exchange_behind(ring->comm, ring->xfers, xfer_count, ring->timeout_ms,
+                                       &order);
+    }
+    RA_TRY(backend->ops->wait_mark(backend->self, mark));
+    return ra_comm_exchange(ring->comm, ring->xfers, xfer_count, ring->timeout_ms);
+}
+
+ra_status ra_ring_let_begin(const ra_ring *ring, int64_t ticket)
+{
+    const ra_backend *backend = ring->backend;
+    void *event = is_queued_on_device(ring) ? ra_courier_wait_begun(ring->courier, ticket) : NULL;
+    return event ? backend->ops->follow(backend->self, event) : RA_OK;
+}
 
 int64_t ra_ring_post(const ra_ring *ring, ra_task task, int hop)
 {

@@ -1,14 +1,15 @@
 /* Exchanges of gradient rows as courier tasks: the legs of collect, backwards. */
 #include "ring/route.h"
 
-int64_t ra_route_landing_rows(const ra_schedule *schedule, int64_t heads, int64_t head_dim)
+int64_t ra_route_landing_rows(const ra_schedule *schedule, int64_t heads, int64_t head_dim,
+                              int64_t bytes)
 {
     int64_t rows = 0;
     for (int l = 0; l < schedule->leg_count; l++) {
         rows = ra_max_i64(rows, schedule->leg[l].rows_max);
     }
     int64_t row_bytes = 2 * heads * head_dim * (int64_t)sizeof(float);
-    return ra_min_i64(rows, ra_max_i64(1, RA_LANDING_BYTES / row_bytes));
+    return ra_min_i64(rows, ra_max_i64(1, (bytes ? bytes : RA_LANDING_BYTES) / row_bytes));
 }
 
 static ra_tensor partial_view(const ra_route *r, int hop, void *const *slot)

@@ -9,7 +9,9 @@
 
 #include "ring/ring.h"
 
-enum { RA_LANDING_BYTES = 4 << 20 }; /* pieces of a few MiB move fastest, and bound the memory */
+/* Of backends that do not know better: pieces of a few MiB move fastest between processes, and
+ * bound the memory. */
+enum { RA_LANDING_BYTES = 4 << 20 };
 
 typedef struct ra_route ra_route;
 
@@ -28,8 +30,9 @@ struct ra_route {
     int64_t ticket[2];
 };
 
-/* Rows of a landing buffer, from what all ranks know. */
-int64_t ra_route_landing_rows(const ra_schedule *schedule, int64_t heads, int64_t head_dim);
+/* Rows of a landing buffer, from what all ranks know. bytes: of both buffers; 0 = the above. */
+int64_t ra_route_landing_rows(const ra_schedule *schedule, int64_t heads, int64_t head_dim,
+                              int64_t bytes);
 
 /* Zeroed sums for hop >= 1's rows, [1, Hkv, chunk_rows, D] f32; waits until the slot's last sums
  * are on their way. */

@@ -1,5 +1,6 @@
 /* See on_device.h; built with RA_TESTS_ON_DEVICE_ITSELF, so that its own calls are the real ones.
- * RA_TEST_SIMPLE=1 opens backends without tuned kernels. */
+ * RA_TEST_SIMPLE=1 opens backends without tuned kernels, RA_TEST_QUEUED=1 comms as queued_comm.h
+ * describes. */
 #include "on_device.h"
 
 #include <pthread.h>
@@ -7,6 +8,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "queued_comm.h"
 #include "ringattn_cuda.h"
 #include "tensor/tensor.h"
 
@@ -71,7 +73,9 @@ void device_backend_close(ra_backend *backend)
 
 ra_status device_comms_open(int size, ra_comm **out_by_rank)
 {
-    return ra_comm_open_threads_cuda(size, out_by_rank);
+    const char *as_queued = getenv("RA_TEST_QUEUED");
+    return as_queued && *as_queued == '1' ? queued_comms_open(size, out_by_rank)
+                                          : ra_comm_open_threads_cuda(size, out_by_rank);
 }
 
 /* ---- tensors */

@@ -127,7 +127,7 @@ static void exchanges(int rank, ra_comm *comm, void *arg, rank_report *report)
     uint64_t sent = 0;
     for (int turn = 0; turn < 40; turn++) {
         /* Past a piece, and past a round. */
-        int64_t most = turn == 3 ? 150 << 20 : turn % 4 == 0 ? 12 << 20 : 5000;
+        int64_t most = turn == 3 ? 520 << 20 : turn % 4 == 0 ? 40 << 20 : 5000;
         uint64_t total = (uint64_t)rng_int(&shared, turn == 3 ? most : 1, most);
         if (!exchange_one(comm, rank, turn, &own, total, report)) {
             break;

@@ -34,14 +34,21 @@ static void doze(void *arg)
     nanosleep(&t, NULL);
 }
 
-static ra_status soak_exchange(void *user, const ra_xfer *xfers, int count, int timeout_ms)
+static ra_status soak_exchange_behind(void *user, const ra_xfer *xfers, int count, int timeout_ms,
+                                      const ra_order *order)
 {
     soak *s = user;
     long ns = rng_int(&s->exchanges, 0, 400000);
     if (s->delayed) {
         doze(&ns);
     }
-    return ra_comm_exchange(s->inner, xfers, count, timeout_ms);
+    return order ? ra_comm_exchange_behind(s->inner, xfers, count, timeout_ms, order)
+                 : ra_comm_exchange(s->inner, xfers, count, timeout_ms);
+}
+
+static ra_status soak_exchange(void *user, const ra_xfer *xfers, int count, int timeout_ms)
+{
+    return soak_exchange_behind(user, xfers, count, timeout_ms, NULL);
 }
 
 static ra_status soak_gather(void *user, const void *mine, size_t bytes, void *all, int timeout_ms)
@@ -83,9 +90,13 @@ static bool soak_open(soak *s, ra_comm *inner, int rank, const problem *p, const
     ra_backward_io *b = &s->backward;
     ra_tensor *list[] = {&f->q, &f->k,   &f->v,   &f->out,  &f->lse, &b->q,  &b->k,
                          &b->v, &b->out, &b->lse, &b->dout, &b->dq,  &b->dk, &b->dv};
-    return report_keep(report, device_copy_put(&s->copy, list, sizeof list / sizeof *list),
-                       "device tensors") &&
-           report_keep(report, ra_comm_open_custom(rank, 2, &callbacks, out), "wrap");
+    bool open = report_keep(report, device_copy_put(&s->copy, list, sizeof list / sizeof *list),
+                            "device tensors") &&
+                report_keep(report, ra_comm_open_custom(rank, 2, &callbacks, out), "wrap");
+    if (open) {
+        ra_comm_set_exchange_behind(*out, soak_exchange_behind);
+    }
+    return open;
 }
 
 /* Bits of all results, summed with their places. */

@@ -13,6 +13,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/limits.h"
+#include "comm/comm.h"
 #include "comm/device_copy.h"
 #include "comm/nccl/ending.h"
 #include "comm/nccl/rounds.h"
@@ -34,8 +35,8 @@ typedef struct member {
     bool ended;
     char why[RA_MESSAGE_BYTES]; /* it ended */
     cudaStream_t stream;
-    cudaEvent_t done; /* behind the last operation */
-    char *staging;    /* of the device; one exchange or gather at a time */
+    cudaEvent_t start, done; /* before the first, and behind the last operation */
+    char *staging;           /* of the device; one exchange or gather at a time */
     size_t staging_bytes;
     ra_nccl_rounds rounds;
 } member;
@@ -46,11 +47,17 @@ typedef struct watch {
     const ra_xfer *xfers; /* of an exchange */
     int xfer_count, timeout_ms;
     int64_t deadline_ns;
+    const ra_order *order; /* of an exchange behind an event, else NULL */
 } watch;
+
+static int64_t deadline_of(int timeout_ms)
+{
+    return ra_clock_ns() + (int64_t)timeout_ms * 1000000;
+}
 
 static watch watch_begin(member *m, const ra_xfer *xfers, int count, int timeout_ms)
 {
-    return (watch){m, xfers, count, timeout_ms, ra_clock_ns() + (int64_t)timeout_ms * 1000000};
+    return (watch){m, xfers, count, timeout_ms, deadline_of(timeout_ms), NULL};
 }
 
 /* ---- failure */
@@ -107,8 +114,8 @@ static ra_status fail_late(const watch *w)
 /* The thread may be one that computes as well: soon it lets others run. */
 static void rest(int64_t waited_ns)
 {
-    enum { SOON_NS = 2000000 };
-    const struct timespec nap = {.tv_nsec = 50000};
+    enum { SOON_NS = 2000000, LATE_NS = 20000000 };
+    const struct timespec nap = {.tv_nsec = waited_ns < LATE_NS ? 50000 : 200000};
     if (waited_ns < SOON_NS) {
         sched_yield();
     } else {
@@ -116,9 +123,21 @@ static void rest(int64_t waited_ns)
     }
 }
 
-/* Is NCCL done with what it was told? Under the lock. */
-static ra_status is_ready(member *m, bool *ready)
+static ra_status is_past(cudaEvent_t event, bool *past)
 {
+    cudaError_t error = cudaEventQuery(event);
+    if (error == cudaErrorNotReady) {
+        cudaGetLastError();
+    }
+    *past = error == cudaSuccess;
+    return *past || error == cudaErrorNotReady ? RA_OK
+                                               : ra_cuda_fail(error, "waiting for an event");
+}
+
+/* Is NCCL done with what it was told? Under the lock. */
+static ra_status is_ready(const watch *w, bool *ready)
+{
+    const member *m = w->m;
     ncclResult_t state = ncclSuccess;
     RA_TRY(check_ended(m));
     RA_TRY(check(m, m->nccl.async_error(m->comm, &state), "ncclCommGetAsyncError"));
@@ -128,27 +147,27 @@ static ra_status is_ready(member *m, bool *ready)
 }
 
 /* Is the device done with what was queued? Under the lock. */
-static ra_status is_done(member *m, bool *done)
+static ra_status is_done(const watch *w, bool *done)
 {
     bool ready;
-    RA_TRY(is_ready(m, &ready));
-    cudaError_t error = cudaEventQuery(m->done);
-    if (error == cudaErrorNotReady) {
-        cudaGetLastError();
-        *done = false;
-        return RA_OK;
-    }
-    *done = error == cudaSuccess;
-    return *done ? RA_OK : ra_cuda_fail(error, "waiting for NCCL");
+    RA_TRY(is_ready(w, &ready));
+    return is_past(w->m->done, done);
+}
+
+/* Has the event come behind which the exchange may begin? Under the lock. */
+static ra_status is_due(const watch *w, bool *due)
+{
+    RA_TRY(check_ended(w->m));
+    return is_past((cudaEvent_t)w->order->after, due);
 }
 
 /* Polls until true, an end or the deadline. Called and left under the lock. */
-static ra_status wait_for(const watch *w, ra_status (*is_true)(member *m, bool *yes))
+static ra_status wait_for(const watch *w, ra_status (*is_true)(const watch *w, bool *yes))
 {
     int64_t begin = ra_clock_ns();
     bool yes = false;
     for (;;) {
-        RA_TRY(is_true(w->m, &yes));
+        RA_TRY(is_true(w, &yes));
         if (yes) {
             return RA_OK;
         }
@@ -246,19 +265,36 @@ static ra_status run_round(const watch *w)
     return copy_pieces(m, false);
 }
 
-static ra_status run_exchange(const watch *w)
+/* Queues all rounds. */
+static ra_status queue_exchange(const watch *w)
 {
     member *m = w->m;
     RA_TRY(check_ended(m));
     RA_CUDA_TRY(cudaSetDevice(m->device));
     RA_TRY(ra_nccl_rounds_start(&m->rounds, w->xfers, w->xfer_count));
+    if (w->order) {
+        RA_CUDA_TRY(cudaStreamWaitEvent(m->stream, (cudaEvent_t)w->order->after, 0));
+        RA_CUDA_TRY(cudaEventRecord(m->start, m->stream));
+    }
     for (;;) {
         RA_TRY(ra_nccl_rounds_next(&m->rounds));
         if (m->rounds.piece_count == 0) {
-            return wait_done(w);
+            return RA_OK;
         }
         RA_TRY(run_round(w));
     }
+}
+
+static ra_status run_exchange(watch *w)
+{
+    RA_TRY(queue_exchange(w));
+    if (w->order) {
+        w->order->queued(w->order->arg, w->m->start);
+        w->deadline_ns = INT64_MAX; /* this rank's own computation is not late */
+        RA_TRY(wait_for(w, is_due));
+        w->deadline_ns = deadline_of(w->timeout_ms);
+    }
+    return wait_done(w);
 }
 
 static ra_status run_gather(const watch *w, const void *mine, size_t bytes, void *all)
@@ -298,6 +334,16 @@ static ra_status nccl_exchange(void *user, const ra_xfer *xfers, int count, int 
 {
     member *m = user;
     watch w = watch_begin(m, xfers, count, timeout_ms);
+    pthread_mutex_lock(&m->lock);
+    return leave(m, run_exchange(&w));
+}
+
+static ra_status nccl_exchange_behind(void *user, const ra_xfer *xfers, int count, int timeout_ms,
+                                      const ra_order *order)
+{
+    member *m = user;
+    watch w = watch_begin(m, xfers, count, timeout_ms);
+    w.order = order;
     pthread_mutex_lock(&m->lock);
     return leave(m, run_exchange(&w));
 }
@@ -346,6 +392,9 @@ static void nccl_close(void *user)
     }
     if (quiet) {
         cudaFree(m->staging);
+        if (m->start) {
+            cudaEventDestroy(m->start);
+        }
         if (m->done) {
             cudaEventDestroy(m->done);
         }
@@ -368,6 +417,7 @@ static ra_status open_resources(member *m)
     /* A transfer that is ready goes before a computation that is: it needs few processors, and
      * another rank waits for it. */
     RA_CUDA_TRY(cudaStreamCreateWithPriority(&m->stream, cudaStreamNonBlocking, highest));
+    RA_CUDA_TRY(cudaEventCreateWithFlags(&m->start, cudaEventDisableTiming));
     RA_CUDA_TRY(cudaEventCreateWithFlags(&m->done, cudaEventDisableTiming));
     return RA_OK;
 }
@@ -442,6 +492,8 @@ ra_status ra_comm_open_nccl(const ra_nccl_id *id, int rank, int size, int device
     m->rank = rank;
     m->size = size;
     m->device = device;
+    m->rounds.piece_bytes = RA_NCCL_PIECE_BYTES;
+    m->rounds.round_bytes = RA_NCCL_ROUND_BYTES;
     pthread_mutex_init(&m->lock, NULL);
     const ra_comm_callbacks callbacks = {
         .size = sizeof callbacks,
@@ -456,6 +508,8 @@ ra_status ra_comm_open_nccl(const ra_nccl_id *id, int rank, int size, int device
     if ((status = open_resources(m)) || (status = open_nccl(m, id)) || (status = join(m)) ||
         (status = ra_comm_open_custom(rank, size, &callbacks, out))) {
         nccl_close(m);
+        return status;
     }
-    return status;
+    ra_comm_set_exchange_behind(*out, nccl_exchange_behind);
+    return RA_OK;
 }

@@ -34,7 +34,7 @@ static ra_nccl_piece cut(ra_nccl_message *m, size_t most)
 
 ra_status ra_nccl_rounds_next(ra_nccl_rounds *rounds)
 {
-    const int pieces_max = RA_NCCL_ROUND_BYTES / RA_NCCL_PIECE_BYTES;
+    const int pieces_max = (int)(rounds->round_bytes / rounds->piece_bytes);
     rounds->piece_count = 0;
     rounds->staging_bytes = 0;
     RA_TRY(RA_RESERVE(&rounds->piece, &rounds->piece_capacity,
@@ -42,7 +42,7 @@ ra_status ra_nccl_rounds_next(ra_nccl_rounds *rounds)
     for (int i = 0; i < rounds->message_count; i++) {
         ra_nccl_message *m = &rounds->message[i];
         for (int n = 0; n < pieces_max && m->left > 0; n++) {
-            ra_nccl_piece piece = cut(m, RA_NCCL_PIECE_BYTES);
+            ra_nccl_piece piece = cut(m, rounds->piece_bytes);
             if (!piece.direct) {
                 piece.staging = rounds->staging_bytes;
                 rounds->staging_bytes += (size_t)ra_round_up((int64_t)piece.bytes, STAGING_ALIGN);

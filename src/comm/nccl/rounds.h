@@ -10,9 +10,10 @@
 #include "base/status.h"
 #include "comm/cursor.h"
 
-/* A round bounds the staging memory; a piece bounds what passes through it because two blocks meet
- * in it. */
-enum { RA_NCCL_PIECE_BYTES = 4 << 20, RA_NCCL_ROUND_BYTES = 64 << 20 };
+/* A round bounds the staging memory. It is large, as each is an operation of its own on the device,
+ * and between two of them a computation may take every processor. A piece bounds what passes
+ * through staging memory because two blocks meet in it. */
+enum { RA_NCCL_PIECE_BYTES = 16 << 20, RA_NCCL_ROUND_BYTES = 512 << 20 };
 
 typedef struct ra_nccl_piece {
     int peer;
@@ -31,6 +32,7 @@ typedef struct ra_nccl_message {
 } ra_nccl_message;
 
 typedef struct ra_nccl_rounds {
+    size_t piece_bytes, round_bytes; /* set by the owner, equal on all ranks; a multiple */
     ra_nccl_message *message; /* [message_count] */
     int64_t message_capacity;
     int message_count;

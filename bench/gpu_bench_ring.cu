@@ -1,0 +1,326 @@
+/*
+ * Speed of the ring over GPUs of this machine: processes with a GPU each over NCCL, then threads of
+ * one process over peer copies. Every row is checked on a short problem against one GPU, then timed
+ * warm: wall time of a call on the slowest rank, over --seconds of calls one behind the other.
+ * Efficiency is the time of the whole problem on one GPU, by the same clock, divided by the ranks
+ * and by that. What exchanges cost is read off a trace, in calls of their own.
+ */
+#include <cstring>
+#include <ctime>
+#include <thread>
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+
+extern "C" {
+#include "comm/comm.h"
+}
+#include "gpu_bench_shard.h"
+
+static const ring_shape shapes[] = {
+    {"d512 32/4 causal, 65536, zigzag", 65536, 32, 4, 512, 0, 0, true},
+    {"d512 32/4 causal, 65536, contiguous", 65536, 32, 4, 512, 0, 0, false},
+    {"d256 32/16 window 1024, 65536, contiguous", 65536, 32, 16, 256, 1024, 0, false},
+    {"d512 32/4 causal, 16384 in 8 documents, contiguous", 16384, 32, 4, 512, 0, 8, false},
+    {"d512 32/4 causal, 16384 in 8 documents, zigzag", 16384, 32, 4, 512, 0, 8, true},
+};
+enum { SHAPES = sizeof shapes / sizeof shapes[0], CHECKED_SEQ = 4096, TIMEOUT_MS = 120000 };
+static const double difference_allowed = 1e-2; /* bf16, in another order */
+
+struct options {
+    int ranks = 2;
+    double seconds = 0.5;
+    const char *only = "", *trace = nullptr;
+    bool nccl = true, peers = true;
+};
+
+/* What the children of this process share. */
+struct board {
+    double single[SHAPES][2]; /* ms; 0 = not measured yet */
+    bool failed;
+};
+
+struct seat {
+    const options *o;
+    board *b;
+    const char *transport;
+    ra_comm *comm;
+};
+
+static double now()
+{
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- ranks together */
+
+/* The largest of all ranks' values; also a barrier. */
+static double largest(ra_comm *comm, double value)
+{
+    std::vector<double> all((size_t)ra_comm_size(comm));
+    MUST_RA(ra_comm_gather(comm, &value, sizeof value, all.data(), TIMEOUT_MS));
+    for (double other : all) {
+        value = other > value ? other : value;
+    }
+    return value;
+}
+
+/* Milliseconds of a call on the slowest rank. */
+static double time_calls(const shard &p, ra_comm *comm, bool backward, double seconds)
+{
+    double took = 0;
+    for (int warm = 0; warm < 3; warm++) {
+        largest(comm, 0);
+        double start = now();
+        shard_call(p, backward);
+        shard_wait(p);
+        took = largest(comm, now() - start);
+    }
+    int calls = (int)(seconds / took) + 2;
+    largest(comm, 0);
+    double start = now();
+    for (int i = 0; i < calls; i++) {
+        shard_call(p, backward);
+    }
+    shard_wait(p);
+    return 1e3 * largest(comm, now() - start) / calls;
+}
+
+static double check(const ring_shape &s, ra_backend *backend, ra_comm *comm, int device)
+{
+    ring_shape cut = s;
+    ra_comm *alone = nullptr;
+    shard part, whole;
+    cut.seq = CHECKED_SEQ;
+    MUST_RA(ra_comm_open_threads(1, &alone));
+    shard_open(cut, backend, comm, device, nullptr, &part);
+    shard_open(cut, backend, alone, device, nullptr, &whole);
+    for (int backward = 0; backward < 2; backward++) {
+        shard_call(part, backward != 0);
+        shard_call(whole, backward != 0);
+    }
+    shard_wait(part);
+    double worst = shard_difference(part, whole);
+    shard_close(&part);
+    shard_close(&whole);
+    ra_comm_close(alone);
+    return largest(comm, worst);
+}
+
+/* The whole problem on this rank's GPU, the others idle; once for all layouts and transports. */
+static void time_single(const ring_shape &s, ra_backend *backend, int device, double seconds,
+                        board *b, int at)
+{
+    for (int i = 0; i < at; i++) {
+        const ring_shape &o = shapes[i];
+        if (o.seq == s.seq && o.head_dim == s.head_dim && o.window == s.window &&
+            o.documents == s.documents && b->single[i][0] > 0) {
+            memcpy(b->single[at], b->single[i], sizeof b->single[at]);
+        }
+    }
+    if (b->single[at][0] > 0) {
+        return;
+    }
+    ra_comm *alone = nullptr;
+    shard whole;
+    MUST_RA(ra_comm_open_threads(1, &alone));
+    shard_open(s, backend, alone, device, nullptr, &whole);
+    for (int backward = 0; backward < 2; backward++) {
+        b->single[at][backward] = time_calls(whole, alone, backward != 0, seconds);
+    }
+    shard_close(&whole);
+    ra_comm_close(alone);
+}
+
+/* Share of the calls' time in which a rank's computation waited for exchanges, the largest of all
+ * ranks; a trace waits for every computation, so these calls are not timed. */
+static double exposed(const seat &at, const ring_shape &s, ra_backend *backend, int device,
+                      bool backward)
+{
+    enum { EVENTS = 4096, CALLS = 2 };
+    int rank = ra_comm_rank(at.comm);
+    ra_trace *trace = nullptr;
+    shard p;
+    MUST_RA(ra_trace_create(EVENTS, &trace));
+    shard_open(s, backend, at.comm, device, trace, &p);
+    for (int call = 0; call < CALLS; call++) {
+        largest(at.comm, 0);
+        shard_call(p, backward);
+    }
+    shard_wait(p);
+    ra_trace_summary sum = {};
+    sum.size = sizeof sum;
+    MUST_RA(ra_trace_summarize(trace, rank, &sum));
+    if (at.o->trace && &s == &shapes[0]) {
+        std::string path = std::string(at.o->trace) + "." + at.transport +
+                           (backward ? ".backward." : ".forward.") + std::to_string(rank) + ".json";
+        MUST_RA(ra_trace_write(trace, path.c_str()));
+    }
+    shard_close(&p);
+    ra_trace_free(trace);
+    return largest(at.comm, sum.exposed / sum.wall);
+}
+
+static void run_row(const seat &at, int index, ra_backend *backend, int device)
+{
+    const ring_shape &s = shapes[index];
+    int size = ra_comm_size(at.comm);
+    bool first = ra_comm_rank(at.comm) == 0;
+    double difference = check(s, backend, at.comm, device);
+    if (difference > difference_allowed) {
+        at.b->failed = true;
+        if (first) {
+            std::printf("%-8s %-52s WRONG: differs from one GPU by %.3g; not timed\n", at.transport,
+                        s.name, difference);
+        }
+        return;
+    }
+    if (first) {
+        time_single(s, backend, device, at.o->seconds, at.b, index);
+    }
+    largest(at.comm, 0);
+    shard p;
+    double took[2];
+    shard_open(s, backend, at.comm, device, nullptr, &p);
+    for (int backward = 0; backward < 2; backward++) {
+        took[backward] = time_calls(p, at.comm, backward != 0, at.o->seconds);
+    }
+    shard_close(&p);
+    for (int backward = 0; backward < 2; backward++) {
+        double share = exposed(at, s, backend, device, backward != 0);
+        double single = at.b->single[index][backward];
+        if (first) {
+            std::printf("%-8s %-52s %-8s %9.3f ms, one GPU %9.3f ms: efficiency %.3f, exposed "
+                        "%4.1f %%, differs by %.1e\n",
+                        at.transport, s.name, backward ? "backward" : "forward", took[backward],
+                        single, single / size / took[backward], 100 * share, difference);
+            std::fflush(stdout);
+        }
+    }
+}
+
+static void run_rank(const seat &at)
+{
+    int device = ra_comm_rank(at.comm) % ra_cuda_device_count();
+    ra_backend *backend = nullptr;
+    MUST_RA(ra_backend_open_cuda(device, nullptr, &backend));
+    for (int i = 0; i < SHAPES; i++) {
+        if (strstr(shapes[i].name, at.o->only)) {
+            run_row(at, i, backend, device);
+        }
+    }
+    ra_comm_close(at.comm);
+    ra_backend_close(backend);
+}
+
+/* ---- processes and threads */
+
+static void run_process(const options &o, board *b, int rank, const int ends[2])
+{
+    ra_nccl_id id;
+    seat at = {&o, b, "nccl", nullptr};
+    if (rank == 0) {
+        MUST_RA(ra_nccl_id_create(&id));
+    }
+    for (int i = 1; i < o.ranks; i++) {
+        if (rank == 0) {
+            must(write(ends[1], &id, sizeof id) == (ssize_t)sizeof id, "id", "pipe");
+        }
+    }
+    must(rank == 0 || read(ends[0], &id, sizeof id) == (ssize_t)sizeof id, "id", "pipe");
+    MUST_RA(ra_comm_open_nccl(&id, rank, o.ranks, rank, &at.comm));
+    run_rank(at);
+}
+
+static void run_threads(const options &o, board *b)
+{
+    std::vector<ra_comm *> comms((size_t)o.ranks);
+    std::vector<std::thread> threads;
+    MUST_RA(ra_comm_open_threads_cuda(o.ranks, comms.data()));
+    for (ra_comm *comm : comms) {
+        threads.emplace_back([&o, b, comm] { run_rank({&o, b, "peers", comm}); });
+    }
+    for (std::thread &thread : threads) {
+        thread.join();
+    }
+}
+
+static pid_t start(const std::function<void()> &body)
+{
+    std::fflush(stdout);
+    pid_t child = fork();
+    must(child >= 0, "fork", "failed");
+    if (child == 0) {
+        body();
+        std::fflush(stdout);
+        _exit(0);
+    }
+    return child;
+}
+
+/* A child that fails leaves the others waiting for it. */
+static void wait_for(const std::vector<pid_t> &children, board *b)
+{
+    for (size_t left = children.size(); left > 0; left--) {
+        int status = 0;
+        waitpid(-1, &status, 0);
+        if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+            b->failed = true;
+            for (pid_t child : children) {
+                kill(child, SIGKILL);
+            }
+        }
+    }
+}
+
+static options parse(int argc, char **argv)
+{
+    options o;
+    for (int i = 1; i < argc; i++) {
+        bool more = i + 1 < argc;
+        if (!std::strcmp(argv[i], "--no-peers")) {
+            o.peers = false;
+        } else if (!std::strcmp(argv[i], "--no-nccl")) {
+            o.nccl = false;
+        } else if (!std::strcmp(argv[i], "--ranks") && more) {
+            o.ranks = std::atoi(argv[++i]);
+        } else if (!std::strcmp(argv[i], "--seconds") && more) {
+            o.seconds = std::atof(argv[++i]);
+        } else if (!std::strcmp(argv[i], "--only") && more) {
+            o.only = argv[++i];
+        } else if (!std::strcmp(argv[i], "--trace") && more) {
+            o.trace = argv[++i];
+        } else {
+            std::fprintf(stderr, "usage: gpu_bench_ring [--ranks N] [--only TEXT] [--seconds S] "
+                                 "[--no-nccl] [--no-peers] [--trace PREFIX]\n");
+            std::exit(2);
+        }
+    }
+    return o;
+}
+
+/* The parent stays without CUDA, which does not survive a fork. */
+int main(int argc, char **argv)
+{
+    options o = parse(argc, argv);
+    void *shared =
+        mmap(nullptr, sizeof(board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    must(shared != MAP_FAILED, "mmap", "failed");
+    board *b = static_cast<board *>(shared);
+    int ends[2];
+    must(pipe(ends) == 0, "pipe", "failed");
+    std::vector<pid_t> ranks;
+    for (int rank = 0; o.nccl && rank < o.ranks; rank++) {
+        ranks.push_back(start([&, rank] { run_process(o, b, rank, ends); }));
+    }
+    wait_for(ranks, b);
+    if (o.peers) {
+        wait_for({start([&] { run_threads(o, b); })}, b);
+    }
+    return b->failed ? 1 : 0;
+}
