@@ -10,6 +10,7 @@ find_package(CUDAToolkit REQUIRED)
 
 set(RA_CUDA_SOURCES
     src/backend/cuda/cuda.c
+    src/backend/cuda/device.c
     src/backend/cuda/dispatch.c
     src/backend/cuda/memory.c
     src/comm/device_copy.c
@@ -22,7 +23,8 @@ if(RA_NCCL_INCLUDE_DIR)
     list(APPEND RA_CUDA_SOURCES
         src/comm/nccl/ending.c
         src/comm/nccl/library.c
-        src/comm/nccl/nccl.c)
+        src/comm/nccl/nccl.c
+        src/comm/nccl/watch.c)
 else()
     message(STATUS "nccl.h not found: building without the NCCL transport")
     list(APPEND RA_CUDA_SOURCES src/comm/nccl/absent.c)

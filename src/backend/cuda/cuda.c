@@ -8,6 +8,7 @@
  * caller's stream: another stream of the caller and frees start behind it.
  */
 #include "backend/cuda/check.h"
+#include "backend/cuda/device.h"
 #include "backend/cuda/elementwise.h"
 #include "base/alloc.h"
 #include "ringattn_cuda.h"
@@ -87,7 +88,7 @@ static ra_status wait_mark(void *self, int at)
 static void *mark_event(void *self, int at)
 {
     const cuda *c = self;
-    return c->mark[at];
+    return (void *)c->mark[at];
 }
 
 static ra_status follow(void *self, void *event)
@@ -441,37 +442,6 @@ static ra_status open_resources(cuda *c)
     return RA_OK;
 }
 
-int ra_cuda_device_count(void)
-{
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess) {
-        cudaGetLastError();
-        return 0;
-    }
-    return count;
-}
-
-static ra_status check_device(int device, int *capability)
-{
-    int major = 0, minor = 0, count = 0;
-    cudaError_t error = cudaGetDeviceCount(&count);
-    cudaGetLastError();
-    if (error && error != cudaErrorNoDevice && error != cudaErrorInsufficientDriver &&
-        error != cudaErrorStubLibrary) {
-        return ra_cuda_fail(error, "cudaGetDeviceCount");
-    }
-    if (count == 0) {
-        return RA_FAIL(RA_E_UNAVAILABLE, "device: no CUDA device or driver on this machine");
-    }
-    if (device < 0 || device >= count) {
-        return RA_FAIL(RA_E_ARG, "device: %d, expected 0 to %d", device, count - 1);
-    }
-    RA_CUDA_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    RA_CUDA_TRY(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-    *capability = 10 * major + minor;
-    return ra_cuda_capability_check(device, *capability);
-}
-
 ra_status ra_backend_open_cuda(int device, const ra_cuda_options *options, ra_backend **out)
 {
     int capability = 0;
@@ -481,7 +451,7 @@ ra_status ra_backend_open_cuda(int device, const ra_cuda_options *options, ra_ba
     if (options && options->size != sizeof *options) {
         return RA_FAIL(RA_E_ARG, "options.size: %zu, expected %zu", options->size, sizeof *options);
     }
-    RA_TRY(check_device(device, &capability));
+    RA_TRY(ra_cuda_device_check(device, &capability));
     cuda *c = NULL;
     RA_TRY(RA_NEW(&c, 1));
     c->device = device;

@@ -33,7 +33,7 @@ typedef struct ra_nccl_message {
 
 typedef struct ra_nccl_rounds {
     size_t piece_bytes, round_bytes; /* set by the owner, equal on all ranks; a multiple */
-    ra_nccl_message *message; /* [message_count] */
+    ra_nccl_message *message;        /* [message_count] */
     int64_t message_capacity;
     int message_count;
     ra_nccl_piece *piece; /* [piece_count] of the present round */
