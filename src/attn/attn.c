@@ -98,11 +98,12 @@ static ra_status run_forward(ra_ctx *ctx, const ra_plan *plan, const ra_forward_
     return RA_OK;
 }
 
-/* Is hop 0 all of the backward? Then nothing arrives to be added either. */
+/* Is hop 0 all of the backward? Then there is no leg, on any rank, so nothing arrives to be added.
+ */
 static bool is_whole(const ra_ctx *ctx, const ra_plan *plan)
 {
-    return ctx->backend->ops->grad_whole && ra_comm_size(ctx->comm) == 1 &&
-           plan->schedule.hop_count == 1 && plan->schedule.hop[0].cover.q_count > 0;
+    return ctx->backend->ops->grad_whole && plan->schedule.hop_count == 1 &&
+           plan->schedule.hop[0].cover.q_count > 0;
 }
 
 /* Zero sums, and delta = rowsum(out * dout). */

@@ -13,7 +13,7 @@
 /* A receiver's stream, on the device of its memory; opened by its first copy. */
 typedef struct receiver {
     bool open;
-    int device;
+    int device, reached; /* the sender's device that was made readable last; -1 = none */
     cudaStream_t stream;
 } receiver;
 
@@ -31,8 +31,29 @@ static ra_status open_receiver(receiver *r, const void *memory)
     }
     RA_CUDA_TRY(cudaGetDevice(&r->device));
     RA_CUDA_TRY(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking));
+    r->reached = -1;
     r->open = true;
     return RA_OK;
+}
+
+/* Copies from a device that this one may not read pass through the host's memory. */
+static ra_status reach(receiver *r, const void *memory)
+{
+    struct cudaPointerAttributes attributes;
+    int can = 0;
+    RA_CUDA_TRY(cudaPointerGetAttributes(&attributes, memory));
+    if (attributes.type != cudaMemoryTypeDevice || attributes.device == r->device ||
+        attributes.device == r->reached) {
+        return RA_OK;
+    }
+    r->reached = attributes.device;
+    RA_CUDA_TRY(cudaDeviceCanAccessPeer(&can, r->device, r->reached));
+    cudaError_t error = can ? cudaDeviceEnablePeerAccess(r->reached, 0) : cudaSuccess;
+    if (error == cudaErrorPeerAccessAlreadyEnabled) {
+        cudaGetLastError();
+        return RA_OK;
+    }
+    return error ? ra_cuda_fail(error, "cudaDeviceEnablePeerAccess") : RA_OK;
 }
 
 static ra_status copy_device(void *user, int rank, const ra_copy *copy)
@@ -41,6 +62,8 @@ static ra_status copy_device(void *user, int rank, const ra_copy *copy)
     if (!r->open) {
         RA_TRY(open_receiver(r, copy->to));
     }
+    RA_CUDA_TRY(cudaSetDevice(r->device));
+    RA_TRY(reach(r, copy->from));
     return ra_device_copy_rows(copy->to, copy->to_stride, copy->from, copy->from_stride,
                                copy->width, copy->rows, r->stream);
 }

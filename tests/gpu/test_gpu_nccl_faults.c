@@ -164,22 +164,32 @@ static void finish(trial *trials, nccl_world *worlds, int count, int *failures)
     }
 }
 
+static fault fault_of(const char *kind, const char *moment, int phase)
+{
+    return (fault){.kind = kind,
+                   .moment = moment,
+                   .victim = VICTIM,
+                   .phase = phase,
+                   .call = 1,
+                   .late_ms = 3 * TIMEOUT_MS};
+}
+
 static int list_trials(const problem *p, trial *trials)
 {
     static const char *const kinds[] = {"kill", "stop", "slow", "error"};
     static const char *const moments[] = {"before", "at", "after"};
     int count = 0;
-    const fault none = {"none", "before", VICTIM, FAULT_FORWARD, 1, 0};
-    const fault error = {"error", "at", VICTIM, FAULT_FORWARD, 1, 0};
-    trials[count++] = (trial){.plan = none, .p = p, .alone = true};
-    trials[count++] = (trial){.plan = error, .p = p, .alone = true};
+    trials[count++] = (trial){.plan = fault_of("none", "before", FAULT_FORWARD), .alone = true};
+    trials[count++] = (trial){.plan = fault_of("error", "at", FAULT_FORWARD), .alone = true};
     for (int k = 0; k < 4; k++) {
         for (int phase = FAULT_FORWARD; phase <= FAULT_BACKWARD; phase++) {
             for (int m = 0; m < 3; m++) {
-                trials[count++] = (trial){
-                    .plan = {kinds[k], moments[m], VICTIM, phase, 1, 3 * TIMEOUT_MS}, .p = p};
+                trials[count++] = (trial){.plan = fault_of(kinds[k], moments[m], phase)};
             }
         }
+    }
+    for (int i = 0; i < count; i++) {
+        trials[i].p = p;
     }
     return count;
 }

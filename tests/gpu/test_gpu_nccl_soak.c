@@ -138,6 +138,8 @@ static void soak_calls(soak *s, ra_ctx *ctx, const ra_plan *plan, rank_report *r
         }
     }
     cudaMemGetInfo(&free_after, &total);
+    printf("rank %d: %zu bytes free behind call 20, %zu behind call %d\n", ra_comm_rank(s->inner),
+           free_before, free_after, CALLS);
     nccl_expect(report, report->status || free_before == free_after, "memory after 500 calls");
 }
 
