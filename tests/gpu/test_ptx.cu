@@ -119,6 +119,8 @@ __global__ void copy_kernel(const __grid_constant__ CUtensorMap map, int row, ui
         } else if (RANK == 4) {
             cp_async_bulk_tensor_4d_multicast(to, &map, bar, 0, row, 1, 0, 3);
         } else if (!MULTICAST) {
+            cp_async_bulk_prefetch(out, 2 * sizeof tile);
+            cp_async_bulk_prefetch_tensor_5d(&map, 0, row, 1, 0, 0);
             cp_async_bulk_tensor_5d(to, &map, bar, 0, row, 1, 0, 0);
         } else {
             cp_async_bulk_tensor_5d_multicast(to, &map, bar, 0, row, 1, 0, 0, 3);

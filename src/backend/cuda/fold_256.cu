@@ -55,16 +55,16 @@ __device__ __forceinline__ void copy_keys(const fold_args &args, shared<TILE> sm
     ring_place<at::K_SLOTS> place;
     for (; reader.wait(sm.units()); reader.release(sm.units(), true)) {
         const fold_unit *unit = reader.unit();
-        walk_tiles<TILE>(args, unit, [&](const ra_work_run *run, int offset, bool last) {
+        walk_tiles<TILE>(args, unit, [&](const ra_work_run &run, bool last) {
             mbarrier_wait(sm.bar(at::K_EMPTY) + 8 * place.slot, place.parity ^ 1);
-            *sm.tile(place.slot) = describe_tile<TILE>(run, offset, last);
+            *sm.tile(place.slot) = describe_tile<TILE>(run, last);
             const uint32_t full = sm.bar(at::K_FULL) + 8 * place.slot;
             const int part = cluster_rank<CTAS>();
             mbarrier_arrive_expect_tx(full, at::SLOT_BYTES);
             copy_part<CTAS>(sm.base + at::AT_K + place.slot * at::SLOT_BYTES +
                                 part * (at::SLOT_BYTES / CTAS),
-                            &args.k[run->source], full, run->index + offset, part * (SLABS / CTAS),
-                            unit->kv_head, run->row);
+                            &args.k[run.source], full, run.index, part * (SLABS / CTAS),
+                            unit->kv_head, run.row);
             place.next();
         });
     }
@@ -79,15 +79,15 @@ __device__ __forceinline__ void copy_values(const fold_args &args, shared<TILE> 
     ring_place<at::V_SLOTS> place;
     for (; reader.wait(sm.units()); reader.release(sm.units(), true)) {
         const fold_unit *unit = reader.unit();
-        walk_tiles<TILE>(args, unit, [&](const ra_work_run *run, int offset, bool) {
+        walk_tiles<TILE>(args, unit, [&](const ra_work_run &run, bool) {
             mbarrier_wait(sm.bar(at::V_EMPTY) + 8 * place.slot, place.parity ^ 1);
             const uint32_t full = sm.bar(at::V_FULL) + 8 * place.slot;
             const int part = cluster_rank<CTAS>();
             mbarrier_arrive_expect_tx(full, at::SLOT_BYTES);
             copy_part<CTAS>(sm.base + at::AT_V + place.slot * at::SLOT_BYTES +
                                 part * (at::SLOT_BYTES / CTAS),
-                            &args.v[run->source], full, run->index + offset, part * (SLABS / CTAS),
-                            unit->kv_head, run->row);
+                            &args.v[run.source], full, run.index, part * (SLABS / CTAS),
+                            unit->kv_head, run.row);
             place.next();
         });
     }

@@ -17,49 +17,64 @@ namespace
 
 /* ---- copies */
 
-/* One thread: the queries of each unit. */
+/* The rows that the output starts from: near when it gets there. */
+template <int CTAS>
+__device__ __forceinline__ void prefetch_state(const fold_args &args, const fold_unit *unit)
+{
+    const float *row = view_at<float>(args.acc, unit->item.row, unit->head + cluster_rank<CTAS>(),
+                                      unit->item.index);
+#pragma unroll 1
+    for (int i = 0; i < unit->item.count; i++) {
+        cp_async_bulk_prefetch(row, args.channels * sizeof *row);
+        row += args.acc.seq;
+    }
+}
+
+/* One thread: the queries of each unit, slab by slab: the first are there when the last tile of the
+ * unit before still uses the others. */
 template <int CTAS> __device__ __forceinline__ void copy_queries(const fold_args &args, shared sm)
 {
     unit_reader<UNIT_SLOTS> reader = sm.reader();
     for (; reader.wait(sm.units()); reader.release(sm.units(), true)) {
         const fold_unit *unit = reader.unit();
-        mbarrier_wait(sm.bar(Q_EMPTY), (reader.n & 1) ^ 1);
-        mbarrier_arrive_expect_tx(sm.bar(Q_FULL), Q_BYTES);
+        const int head = unit->head + cluster_rank<CTAS>(), row = unit->item.row;
 #pragma unroll 1
-        for (int slab = 0; slab < SLABS; slab += SLABS / 2) {
-            cp_async_bulk_tensor_5d(sm.base + AT_Q + slab * (Q_BYTES / SLABS), &args.q,
-                                    sm.bar(Q_FULL), 0, unit->item.index, slab,
-                                    unit->head + cluster_rank<CTAS>(), unit->item.row);
+        for (int slab = 0; slab < SLABS; slab++) {
+            cp_async_bulk_prefetch_tensor_5d(&args.q, 0, unit->item.index, slab, head, row);
+        }
+#pragma unroll 1
+        for (int slab = 0; slab < SLABS; slab++) {
+            const uint32_t full = sm.bar(Q_FULL) + 8 * slab;
+            mbarrier_wait(sm.bar(Q_EMPTY) + 8 * slab, (reader.n & 1) ^ 1);
+            mbarrier_arrive_expect_tx(full, Q_SLAB_BYTES);
+            cp_async_bulk_tensor_5d(sm.base + AT_Q + slab * Q_SLAB_BYTES, &args.q, full, 0,
+                                    unit->item.index, slab, head, row);
+            if (slab == 0 && !(unit->item.flags & RA_WORK_FRESH)) {
+                prefetch_state<CTAS>(args, unit);
+            }
         }
     }
 }
 
-/* One thread: the keys, slot by slot, and what the softmax needs of each tile. Both descriptions
- * are free when the queries are: only then has the softmax read the last of them. */
+/* One thread: the keys, slot by slot, and what the softmax needs of each tile. */
 template <int CTAS> __device__ __forceinline__ void copy_keys(const fold_args &args, shared sm)
 {
+    const int part = cluster_rank<CTAS>();
     unit_reader<UNIT_SLOTS> reader = sm.reader();
+    uint32_t tile = 0;
     for (; reader.wait(sm.units()); reader.release(sm.units(), true)) {
         const fold_unit *unit = reader.unit();
-        mbarrier_wait(sm.bar(Q_EMPTY), (reader.n & 1) ^ 1);
-        int tile = 0;
-        walk_tiles<TILE>(args, unit, [&](const ra_work_run *run, int offset, bool last) {
+        walk_tiles<TILE>(args, unit, [&](const ra_work_run &run, bool last) {
+            *sm.tile(tile++) = describe_tile<TILE>(run, last);
 #pragma unroll 1
             for (int step = 0; step < K_STEPS; step++) {
                 const int slot = step % RING;
-                mbarrier_wait(sm.bar(K_EMPTY) + 8 * slot, (step / RING & 1) ^ 1);
-                if (step == 0) {
-                    *((tile_info *)(sm.bytes + AT_TILE) + tile) =
-                        describe_tile<TILE>(run, offset, last);
-                    tile ^= 1;
-                }
                 const uint32_t full = sm.bar(K_FULL) + 8 * slot;
+                mbarrier_wait(sm.bar(K_EMPTY) + 8 * slot, (step / RING & 1) ^ 1);
                 mbarrier_arrive_expect_tx(full, SLOT_BYTES);
-                const int part = cluster_rank<CTAS>();
                 copy_part<CTAS>(sm.base + AT_K + slot * SLOT_BYTES + part * (SLOT_BYTES / CTAS),
-                                &args.k[run->source], full,
-                                run->index + offset + part * (TILE / CTAS), step, unit->kv_head,
-                                run->row);
+                                &args.k[run.source], full, run.index + part * (TILE / CTAS), step,
+                                unit->kv_head, run.row);
             }
         });
     }
@@ -68,21 +83,21 @@ template <int CTAS> __device__ __forceinline__ void copy_keys(const fold_args &a
 /* One thread: the values, slot by slot. */
 template <int CTAS> __device__ __forceinline__ void copy_values(const fold_args &args, shared sm)
 {
+    const int part = cluster_rank<CTAS>();
+    const uint32_t to = sm.base + AT_V + part * (SLOT_BYTES / CTAS);
     unit_reader<UNIT_SLOTS> reader = sm.reader();
     for (; reader.wait(sm.units()); reader.release(sm.units(), true)) {
         const fold_unit *unit = reader.unit();
-        walk_tiles<TILE>(args, unit, [&](const ra_work_run *run, int offset, bool) {
+        walk_tiles<TILE>(args, unit, [&](const ra_work_run &run, bool) {
 #pragma unroll 1
             for (int step = 0; step < V_STEPS; step++) {
                 const int slot = step % RING;
-                mbarrier_wait(sm.bar(V_EMPTY) + 8 * slot, (step / RING & 1) ^ 1);
                 const uint32_t full = sm.bar(V_FULL) + 8 * slot;
+                mbarrier_wait(sm.bar(V_EMPTY) + 8 * slot, (step / RING & 1) ^ 1);
                 mbarrier_arrive_expect_tx(full, SLOT_BYTES);
-                const int part = cluster_rank<CTAS>();
-                copy_part<CTAS>(sm.base + AT_V + slot * SLOT_BYTES + part * (SLOT_BYTES / CTAS),
-                                &args.v[run->source], full,
-                                run->index + offset + step * (TILE / V_STEPS),
-                                part * (SLABS / CTAS), unit->kv_head, run->row);
+                copy_part<CTAS>(to + slot * SLOT_BYTES, &args.v[run.source], full,
+                                run.index + step * (TILE / V_STEPS), part * (SLABS / CTAS),
+                                unit->kv_head, run.row);
             }
         });
     }
@@ -97,8 +112,10 @@ __global__ void __launch_bounds__(THREADS, 1) fold_512(const __grid_constant__ f
     const shared sm = {bytes, smem_address(bytes)};
     const int thread = threadIdx.x, warpgroup = thread / WARPGROUP;
     if (thread == 0) {
-        mbarrier_init(sm.bar(Q_FULL), 1);
-        mbarrier_init(sm.bar(Q_EMPTY), 4);
+        for (int i = 0; i < SLABS; i++) {
+            mbarrier_init(sm.bar(Q_FULL + i), 1);
+            mbarrier_init(sm.bar(Q_EMPTY + i), 1);
+        }
         for (int i = 0; i < RING; i++) {
             mbarrier_init(sm.bar(K_FULL + i), 1);
             mbarrier_init(sm.bar(K_EMPTY + i), CTAS);
@@ -151,7 +168,7 @@ template <typename E, int CTAS>
 ra_status launch_as(const ra_fold_job *job, const ra_cuda_work *work, const ra_cuda_launch *at)
 {
     const fold_boxes box = {.q_seq = ROWS,
-                            .q_slabs = SLABS / 2,
+                            .q_slabs = 1,
                             .k_seq = TILE / CTAS,
                             .k_slabs = 1,
                             .v_seq = TILE / V_STEPS,

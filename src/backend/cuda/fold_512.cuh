@@ -19,20 +19,25 @@ constexpr int RING = 4, SLOT_BYTES = 16384, HALF_SLOT = SLOT_BYTES / 2;
 constexpr int K_STEPS = 8, V_STEPS = 8;
 static_assert(K_STEPS % (2 * RING) == 0 && V_STEPS % (2 * RING) == 0, "constant parities");
 constexpr int P_STAGES = 4, P_BYTES = 8192; /* 64 queries x 64 keys; two a tile */
-constexpr int Q_BYTES = ROWS * 512 * 2;
-constexpr int UNIT_SLOTS = 2;
+constexpr int Q_BYTES = ROWS * 512 * 2, Q_SLAB_BYTES = Q_BYTES / SLABS;
+/* Scores run up to two tiles ahead of the output and start the next unit before the softmax of this
+ * one is over; units may be as short as a tile. */
+constexpr int UNIT_SLOTS = 4;
+/* Descriptions of tiles. The copy of the keys writes one before its slots are free; then the scores
+ * are in the tile before, the softmax in the one before that. */
+constexpr int TILE_SLOTS = 4;
 
 /* Shared memory, from a base aligned to 1024. */
 constexpr int AT_Q = 0, AT_K = AT_Q + Q_BYTES, AT_V = AT_K + RING * SLOT_BYTES,
               AT_P = AT_V + RING * SLOT_BYTES, AT_SCALE = AT_P + P_STAGES * P_BYTES,
               AT_REACH = AT_SCALE + P_STAGES * ROWS * 4, AT_UNIT = AT_REACH + ROWS * 8,
-              AT_TILE = AT_UNIT + UNIT_SLOTS * UNIT_BYTES, AT_STAGE = AT_TILE + 2 * 16,
+              AT_TILE = AT_UNIT + UNIT_SLOTS * UNIT_BYTES, AT_STAGE = AT_TILE + TILE_SLOTS * 16,
               AT_BARRIER = AT_STAGE + P_STAGES * 8;
 /* Barriers. */
 enum {
-    Q_FULL,
-    Q_EMPTY,
-    K_FULL,
+    Q_FULL, /* one a slab: the next unit's follow those of this one as these are used up */
+    Q_EMPTY = Q_FULL + SLABS,
+    K_FULL = Q_EMPTY + SLABS,
     K_EMPTY = K_FULL + RING,
     V_FULL = K_EMPTY + RING,
     V_EMPTY = V_FULL + RING,
@@ -62,6 +67,10 @@ struct shared {
     __device__ __forceinline__ unit_reader<UNIT_SLOTS> reader() const
     {
         return unit_reader<UNIT_SLOTS>{(const fold_unit *)(bytes + AT_UNIT)};
+    }
+    __device__ __forceinline__ tile_info *tile(uint32_t n) const
+    {
+        return (tile_info *)(bytes + AT_TILE) + n % TILE_SLOTS;
     }
 };
 

@@ -129,45 +129,60 @@ template <typename E, int CTAS> struct output_role {
     {
         const int column = half * 256, limit = args.channels - column;
         if (unit->item.flags & RA_WORK_FINAL) {
-            row_pair<E> rows = view_rows<E>(args.out, unit, head, row, column);
+            const row_pair<E> rows = view_rows<E>(args.out, unit, head, row, column);
             store_rows_as<E>(left, rows, inverse, limit, lane);
             store_rows_as<E>(right, rows.at(128), inverse, limit - 128, lane);
         } else {
-            row_pair<float> rows = view_rows<float>(args.acc, unit, head, row, column);
+            const row_pair<float> rows = view_rows<float>(args.acc, unit, head, row, column);
             store_rows(left, rows, inverse, limit, lane);
             store_rows(right, rows.at(128), inverse, limit - 128, lane);
         }
     }
 
+    /* One unit, from nothing or from the state that it resumes. Code of its own for each: where
+     * accumulators come from must not depend on a branch, or matrix products are serialised. */
+    template <bool FRESH> __device__ __forceinline__ void fold_unit_of(const fold_unit *unit)
+    {
+        const int head = unit->head + cluster_rank<CTAS>();
+        float left[64], right[64];
+        if constexpr (FRESH) {
+#pragma unroll
+            for (int i = 0; i < 64; i++) {
+                left[i] = right[i] = 0.0f;
+            }
+        } else {
+            const int column = half * 256, limit = args.channels - column;
+            const row_pair<float> rows = view_rows<float>(args.acc, unit, head, row, column);
+            load_rows(left, rows, limit, lane);
+            load_rows(right, rows.at(128), limit - 128, lane);
+        }
+        bool pending = false;
+        while (!fold(left, right, pending)) {
+            pending = true;
+        }
+        wgmma_wait_group<0>();
+        wgmma_fence_operand(left);
+        wgmma_fence_operand(right);
+        release_values(V_STEPS - 1);
+        release_stage();
+        mbarrier_wait(sm.bar(P_FULL) + 8 * stage, stage_parity);
+        const float2 inverse = factors();
+        __syncwarp();
+        release_stage();
+        next_stage();
+        store(unit, head, left, right, inverse);
+    }
+
     __device__ __forceinline__ void run()
     {
-        const int rank = cluster_rank<CTAS>();
         unit_reader<UNIT_SLOTS> reader = sm.reader();
         while (reader.wait(sm.units())) {
             const fold_unit *unit = reader.unit();
-            float left[64], right[64];
-            {
-                row_pair<float> rows =
-                    view_rows<float>(args.acc, unit, unit->head + rank, row, half * 256);
-                const int limit = unit->item.flags & RA_WORK_FRESH ? 0 : args.channels - half * 256;
-                load_rows(left, rows, limit, lane);
-                load_rows(right, rows.at(128), limit - 128, lane);
+            if (unit->item.flags & RA_WORK_FRESH) {
+                fold_unit_of<true>(unit);
+            } else {
+                fold_unit_of<false>(unit);
             }
-            bool pending = false;
-            while (!fold(left, right, pending)) {
-                pending = true;
-            }
-            wgmma_wait_group<0>();
-            wgmma_fence_operand(left);
-            wgmma_fence_operand(right);
-            release_values(V_STEPS - 1);
-            release_stage();
-            mbarrier_wait(sm.bar(P_FULL) + 8 * stage, stage_parity);
-            const float2 inverse = factors();
-            __syncwarp();
-            release_stage();
-            next_stage();
-            store(unit, unit->head + rank, left, right, inverse);
             __syncwarp();
             reader.release(sm.units(), lane == 0);
         }

@@ -10,8 +10,8 @@
 namespace fold512
 {
 
-/* Two score accumulators take turns: the next tile's scores stream into one while
- * this tile's softmax works in the other. */
+/* Two score accumulators take turns: the next tile's scores stream into one while this tile's
+ * softmax works in the other. The next tile may be the first of the next unit. */
 template <typename E, int CTAS> struct score_role {
     static constexpr int N = TILE / 2; /* accumulator registers of a score tile */
     const fold_args &args;
@@ -21,26 +21,36 @@ template <typename E, int CTAS> struct score_role {
     float2 factor;
     float shift0, shift1;
     uint32_t stage = 0, stage_parity = 1;
-    uint32_t q_parity = 0;
+    unit_reader<UNIT_SLOTS> reader; /* of the unit that the softmax is in */
+    uint32_t tile = 0;              /* tiles the softmax has begun, over all units */
 
     __device__ __forceinline__ score_role(const fold_args &args_, shared sm_)
         : args(args_), sm(sm_), thread(threadIdx.x % WARPGROUP), lane(thread % 32),
-          row(thread / 32 * 16 + lane / 4)
+          row(thread / 32 * 16 + lane / 4), reader(sm_.reader())
     {
     }
 
-    __device__ __forceinline__ void release_keys(int step)
+    /* The operands of a step are used up: the slot of keys, and behind the last tile of a unit the
+     * slab of queries. */
+    __device__ __forceinline__ void release(int step, bool last)
     {
         release_slot<CTAS>(sm.bar(K_EMPTY) + 8 * (step % RING), thread);
+        if (last && thread == 0) {
+            mbarrier_arrive(sm.bar(Q_EMPTY) + 8 * step);
+        }
     }
 
-    /* scores += Q[:, slab] K[:, slab]^T as one group; behind it at most one group is in flight. */
-    __device__ __forceinline__ void issue(float (&scores)[N], int step)
+    /* scores += Q[:, slab] K[:, slab]^T as one group; behind it at most one group is in flight.
+     * first: of unit number `unit`. */
+    __device__ __forceinline__ void issue(float (&scores)[N], int step, bool first, uint32_t unit)
     {
+        if (first) {
+            mbarrier_wait(sm.bar(Q_FULL) + 8 * step, unit & 1);
+        }
         mbarrier_wait(sm.bar(K_FULL) + 8 * (step % RING), step / RING & 1);
         wgmma_fence();
         const uint64_t q =
-            opaque(descriptor(descriptor_low_k(sm.base + AT_Q + step * (Q_BYTES / SLABS))));
+            opaque(descriptor(descriptor_low_k(sm.base + AT_Q + step * Q_SLAB_BYTES)));
         const uint64_t k =
             opaque(descriptor(descriptor_low_k(sm.base + AT_K + step % RING * SLOT_BYTES)));
 #pragma unroll
@@ -50,17 +60,12 @@ template <typename E, int CTAS> struct score_role {
         wgmma_commit_group();
     }
 
-    __device__ __forceinline__ const tile_info *info(int parity) const
-    {
-        return (const tile_info *)(sm.bytes + AT_TILE) + parity;
-    }
-
     /* Masks the tile and takes its maxima in. */
-    __device__ __forceinline__ void raise(float (&scores)[N], const tile_info *tile)
+    __device__ __forceinline__ void raise(float (&scores)[N], const tile_info *info)
     {
-        if (tile->partial) {
+        if (info->partial) {
             const int2 *reach = (const int2 *)(sm.bytes + AT_REACH) + row;
-            softmax_mask(scores, tile_columns(*tile, reach[0]), tile_columns(*tile, reach[8]),
+            softmax_mask(scores, tile_columns(*info, reach[0]), tile_columns(*info, reach[8]),
                          lane);
         }
         factor = softmax_raise(rows, scores, args.scale_log2);
@@ -70,7 +75,7 @@ template <typename E, int CTAS> struct score_role {
 
     /* Part `part` of `parts` of probability stage `half` of the tile, as an operand in shared
      * memory. The factors of the tile travel with its first stage. */
-    __device__ __forceinline__ void emit(float (&scores)[N], const tile_info *tile, int half,
+    __device__ __forceinline__ void emit(float (&scores)[N], const tile_info *info, int half,
                                          int part, int parts)
     {
         if (part == 0) {
@@ -79,7 +84,7 @@ template <typename E, int CTAS> struct score_role {
                 send_factors(factor.x, factor.y);
                 if (thread == 0) {
                     *((stage_info *)(sm.bytes + AT_STAGE) + stage) =
-                        stage_info{tile->count, tile->last};
+                        stage_info{info->count, info->last};
                 }
             }
         }
@@ -120,87 +125,60 @@ template <typename E, int CTAS> struct score_role {
         stage_parity ^= stage == 0;
     }
 
-    /* The softmax of one tile between the slots of the next one's scores. */
-    __device__ __forceinline__ void fold(float (&scores)[N], float (&next)[N],
-                                         const tile_info *tile)
+    /* ---- units */
+
+    /* What a unit starts from, on its way from memory. */
+    struct state {
+        int2 reach; /* of row lane % 16 of the warp */
+        float lse0, lse1;
+    };
+
+    __device__ __forceinline__ float *lse_at(const fold_unit *unit) const
     {
-        const auto advance = [&](int step) {
-            issue(next, step);
-            wgmma_wait_group<1>();
-            release_keys(step - 1);
-        };
-        issue(next, 0);
-        wgmma_wait_group<1>();
-        wgmma_fence_operand(scores);
-        release_keys(K_STEPS - 1);
-        raise(scores, tile);
-        advance(1);
-        emit(scores, tile, 0, 0, 2);
-        advance(2);
-        emit(scores, tile, 0, 1, 2);
-        advance(3);
-        emit(scores, tile, 1, 0, 2);
-        advance(4);
-        emit(scores, tile, 1, 1, 2);
-        advance(5);
-        advance(6);
-        advance(7);
+        return view_at<float>(args.lse, unit->item.row, unit->head + cluster_rank<CTAS>(),
+                              (int64_t)unit->item.index + row);
     }
 
-    /* The same for the unit's last tile. */
-    __device__ __forceinline__ void fold_last(float (&scores)[N], const tile_info *tile)
+    __device__ __forceinline__ state fetch() const
     {
-        wgmma_wait_group<0>();
-        wgmma_fence_operand(scores);
-        release_keys(K_STEPS - 1);
-        raise(scores, tile);
-        emit(scores, tile, 0, 0, 1);
-        /* Behind the last reads of the tile's description: the next unit's first takes its place.
-         */
-        __syncwarp();
-        if (lane == 0) {
-            mbarrier_arrive(sm.bar(Q_EMPTY));
+        const fold_unit *unit = reader.unit();
+        const int last = unit->item.count - 1;
+        const int2 *reach = (const int2 *)args.reach + unit->item.reach;
+        state from = {__ldg(reach + min(thread / 32 * 16 + lane % 16, last)), -INFINITY, -INFINITY};
+        if (!(unit->item.flags & RA_WORK_FRESH)) {
+            const float *lse = lse_at(unit);
+            from.lse0 = row <= last ? __ldcg(lse) : -INFINITY;
+            from.lse1 = row + 8 <= last ? __ldcg(lse + 8 * args.lse.seq) : -INFINITY;
         }
-        emit(scores, tile, 1, 0, 1);
+        return from;
     }
 
-    __device__ __forceinline__ float *lse_at(const fold_unit *unit, int head)
-    {
-        return view_at<float>(args.lse, unit->item.row, head, (int64_t)unit->item.index + row);
-    }
-
-    /* Reaches of the warp's rows to shared memory, and where the softmax starts: from nothing, or
-     * from a state of maximum lse, sum 1 and numerator acc. */
-    __device__ __forceinline__ void begin(const fold_unit *unit, int head)
+    /* Reaches to shared memory. The softmax starts from nothing, or from a state of maximum lse,
+     * sum 1 and numerator acc. */
+    __device__ __forceinline__ void begin(const state &from)
     {
         __syncwarp();
         if (lane < 16) {
-            const int r = thread / 32 * 16 + lane;
-            const int2 *reach = (const int2 *)args.reach + unit->item.reach;
-            ((int2 *)(sm.bytes + AT_REACH))[r] = reach[min(r, unit->item.count - 1)];
+            ((int2 *)(sm.bytes + AT_REACH))[thread / 32 * 16 + lane] = from.reach;
         }
         __syncwarp();
-        rows = softmax_rows{-INFINITY, -INFINITY, 0.0f, 0.0f};
-        if (!(unit->item.flags & RA_WORK_FRESH)) {
-            const float *lse = lse_at(unit, head);
-            rows.max0 = row < unit->item.count ? __ldcg(lse) * RA_LOG2E : -INFINITY;
-            rows.max1 =
-                row + 8 < unit->item.count ? __ldcg(lse + 8 * args.lse.seq) * RA_LOG2E : -INFINITY;
-            const float share = lane % 4 == 0 ? 1.0f : 0.0f;
-            rows.sum0 = rows.max0 == -INFINITY ? 0.0f : share;
-            rows.sum1 = rows.max1 == -INFINITY ? 0.0f : share;
-        }
+        const float share = lane % 4 == 0 ? 1.0f : 0.0f;
+        rows.max0 = from.lse0 * RA_LOG2E;
+        rows.max1 = from.lse1 * RA_LOG2E;
+        rows.sum0 = from.lse0 == -INFINITY ? 0.0f : share;
+        rows.sum1 = from.lse1 == -INFINITY ? 0.0f : share;
     }
 
-    /* lse to memory; the inverse sums travel as one more stage. */
-    __device__ __forceinline__ void end(const fold_unit *unit, int head)
+    /* lse to memory; the inverse sums travel as one more stage. Goes to the next unit. */
+    __device__ __forceinline__ void end()
     {
+        const fold_unit *unit = reader.unit();
         const float sum0 = quad_sum(rows.sum0), sum1 = quad_sum(rows.sum1);
         mbarrier_wait(sm.bar(P_EMPTY) + 8 * stage, stage_parity);
         send_factors(softmax_inverse(sum0), softmax_inverse(sum1));
         hand_over();
         if (lane % 4 == 0) {
-            float *lse = lse_at(unit, head);
+            float *lse = lse_at(unit);
             if (row < unit->item.count) {
                 lse[0] = softmax_lse(rows.max0, sum0);
             }
@@ -208,45 +186,103 @@ template <typename E, int CTAS> struct score_role {
                 lse[8 * args.lse.seq] = softmax_lse(rows.max1, sum1);
             }
         }
+        __syncwarp();
+        reader.release(sm.units(), lane == 0);
+    }
+
+    /* Is there a unit behind the one that the softmax is in? */
+    __device__ __forceinline__ bool more() const
+    {
+        unit_reader<UNIT_SLOTS> next = reader;
+        next.n++;
+        return next.wait(sm.units());
+    }
+
+    /* ---- tiles */
+
+    /* The softmax of a tile between the slots of the next one's scores. */
+    __device__ __forceinline__ void fold(float (&scores)[N], float (&next)[N],
+                                         const tile_info *info, bool last)
+    {
+        const uint32_t unit = reader.n + 1;
+        issue(next, 0, last, unit);
+        wgmma_wait_group<1>();
+        wgmma_fence_operand(scores);
+        release(K_STEPS - 1, last);
+        const bool next_last = sm.tile(tile)->last;
+        const auto advance = [&](int step) {
+            issue(next, step, last, unit);
+            wgmma_wait_group<1>();
+            release(step - 1, next_last);
+        };
+        raise(scores, info);
+        advance(1);
+        emit(scores, info, 0, 0, 2);
+        advance(2);
+        emit(scores, info, 0, 1, 2);
+        advance(3);
+        emit(scores, info, 1, 0, 2);
+        advance(4);
+        emit(scores, info, 1, 1, 2);
+        state from;
+        if (last) {
+            end();
+            from = fetch();
+        }
+        advance(5);
+        advance(6);
+        advance(7);
+        if (last) {
+            begin(from);
+        }
+    }
+
+    /* The same where no tile follows. */
+    __device__ __forceinline__ void fold_last(float (&scores)[N], const tile_info *info)
+    {
+        wgmma_wait_group<0>();
+        wgmma_fence_operand(scores);
+        release(K_STEPS - 1, true);
+        raise(scores, info);
+        emit(scores, info, 0, 0, 1);
+        emit(scores, info, 1, 0, 1);
+        end();
+    }
+
+    /* False: that was the last tile of all. */
+    __device__ __forceinline__ bool turn(float (&scores)[N], float (&next)[N])
+    {
+        const tile_info *info = sm.tile(tile++);
+        const bool last = info->last;
+        if (last && !more()) {
+            fold_last(scores, info);
+            return false;
+        }
+        fold(scores, next, info, last);
+        return true;
     }
 
     __device__ __forceinline__ void run()
     {
-        const int rank = cluster_rank<CTAS>();
-        unit_reader<UNIT_SLOTS> reader = sm.reader();
-        while (reader.wait(sm.units())) {
-            const fold_unit *unit = reader.unit();
-            begin(unit, unit->head + rank);
-            mbarrier_wait(sm.bar(Q_FULL), q_parity);
-            q_parity ^= 1;
-            float even[N], odd[N];
+        if (!reader.wait(sm.units())) {
+            return;
+        }
+        const state from = fetch();
+        float even[N], odd[N];
 #pragma unroll
-            for (int i = 0; i < N; i++) {
-                even[i] = odd[i] = 0.0f;
-            }
+        for (int i = 0; i < N; i++) {
+            even[i] = odd[i] = 0.0f;
+        }
 #pragma unroll
-            for (int step = 0; step < K_STEPS; step++) {
-                issue(even, step);
-                wgmma_wait_group<1>();
-                if (step > 0) {
-                    release_keys(step - 1);
-                }
+        for (int step = 0; step < K_STEPS; step++) {
+            issue(even, step, true, 0);
+            wgmma_wait_group<1>();
+            if (step > 0) {
+                release(step - 1, sm.tile(0)->last);
             }
-            for (;;) { /* the accumulator of each tile is chosen when this is compiled */
-                if (info(0)->last) {
-                    fold_last(even, info(0));
-                    break;
-                }
-                fold(even, odd, info(0));
-                if (info(1)->last) {
-                    fold_last(odd, info(1));
-                    break;
-                }
-                fold(odd, even, info(1));
-            }
-            end(unit, unit->head + rank);
-            __syncwarp();
-            reader.release(sm.units(), lane == 0);
+        }
+        begin(from);
+        while (turn(even, odd) && turn(odd, even)) {
         }
     }
 };

@@ -23,9 +23,9 @@ struct fold_args {
     const ra_work_item *item;
     const ra_work_run *run;
     const ra_work_reach *reach;
-    ra_work_run no_run; /* an item without keys walks this: one tile, of which it sees nothing */
-    uint32_t *counter;  /* units handed out so far */
+    uint32_t *counter; /* units handed out so far */
     int item_count, unit_count;
+    int clusters; /* of the grid */
     int heads_per_kv;
     int channels;
     float scale_log2;
@@ -41,12 +41,15 @@ template <typename E> RA_PTX E *view_at(const fold_view &view, int row, int head
 /* In shared memory, SLOTS of them: readers of one do not hold up the next. count 0: no more. */
 struct fold_unit {
     ra_work_item item;
-    int head; /* of the cluster's first CTA */
+    ra_work_run run; /* the item's first, so that copies need not wait for it; 0 keys if none */
+    int head;        /* of the cluster's first CTA */
     int kv_head;
     int unused[2];
 };
-constexpr int UNIT_BYTES = 48;
-static_assert(sizeof(fold_unit) == UNIT_BYTES, "copied in 16-byte words");
+constexpr int UNIT_BYTES = 80;
+static_assert(sizeof(fold_unit) == UNIT_BYTES && sizeof(ra_work_item) == 32 &&
+                  sizeof(ra_work_run) == 32,
+              "copied in 16-byte words");
 
 /* Shared-window addresses. full, empty: SLOTS barriers each; full counts 1 arrival and the bytes,
  * empty one arrival of each reader of each CTA, at the cluster's first CTA. */
@@ -54,38 +57,56 @@ template <int SLOTS> struct unit_ring {
     uint32_t units, full, empty;
 };
 
+/* One 16-byte word of a unit to every CTA of the cluster. */
+template <int CTAS, int SLOTS>
+RA_PTX void send_unit_word(unit_ring<SLOTS> ring, uint32_t slot, int index, int4 word)
+{
+    const uint32_t to = ring.units + UNIT_BYTES * slot + 16 * index;
+    if constexpr (CTAS == 1) { /* asynchronous stores want a cluster */
+        st_shared_v4(to, make_uint4(word.x, word.y, word.z, word.w));
+    } else {
+#pragma unroll 1
+        for (int cta = 0; cta < CTAS; cta++) {
+            st_async_v4(mapa(to, cta), word, mapa(ring.full + 8 * slot, cta));
+        }
+    }
+}
+
 /* One thread of the cluster's first CTA: takes units in order, for all CTAs. Taking them one by one
  * balances the load whatever else runs on the device; longest first within a KV head. */
 template <int CTAS, int SLOTS>
 RA_PTX void hand_out_units(const fold_args &args, unit_ring<SLOTS> ring)
 {
     const int heads = args.heads_per_kv / CTAS;
+    bool more = true;
 #pragma unroll 1
-    for (uint32_t n = 0;; n++) {
+    for (uint32_t n = 0; more; n++) {
         const uint32_t slot = n % SLOTS;
         mbarrier_wait(ring.empty + 8 * slot, (n / SLOTS & 1) ^ 1);
         const uint32_t unit = atomicAdd(args.counter, 1);
-        int4 word[3] = {};
-        if (unit < (uint32_t)args.unit_count) {
-            const uint32_t item = unit / heads % args.item_count;
-            const int kv_head = unit / heads / args.item_count;
-            const int4 *words = (const int4 *)(args.item + item);
-            word[0] = words[0];
-            word[1] = words[1];
-            word[2].x = kv_head * args.heads_per_kv + unit % heads * CTAS;
-            word[2].y = kv_head;
+        more = unit < (uint32_t)args.unit_count;
+        if constexpr (CTAS > 1) {
+#pragma unroll
+            for (int cta = 0; cta < CTAS; cta++) {
+                mbarrier_arrive_expect_tx_cluster(mapa(ring.full + 8 * slot, cta), UNIT_BYTES);
+            }
         }
-#pragma unroll 1
-        for (int cta = 0; cta < CTAS; cta++) {
-            const uint32_t full = mapa(ring.full + 8 * slot, cta);
-            const uint32_t to = mapa(ring.units + UNIT_BYTES * slot, cta);
-            mbarrier_arrive_expect_tx_cluster(full, UNIT_BYTES);
-            st_async_v4(to, word[0], full);
-            st_async_v4(to + 16, word[1], full);
-            st_async_v4(to + 32, word[2], full);
-        }
-        if (unit >= (uint32_t)args.unit_count) {
-            break;
+        const int kv_head = unit / heads / args.item_count;
+        send_unit_word<CTAS>(
+            ring, slot, 4,
+            make_int4(kv_head * args.heads_per_kv + unit % heads * CTAS, kv_head, 0, 0));
+        const int4 *from = (const int4 *)(args.item + unit / heads % args.item_count);
+        int4 word = from[0];
+        word.z = more ? word.z : 0; /* count */
+        send_unit_word<CTAS>(ring, slot, 0, word);
+        word = from[1];
+        send_unit_word<CTAS>(ring, slot, 1, word);
+        const bool any = word.y > 0; /* run_count */
+        from = (const int4 *)(args.run + word.x);
+        send_unit_word<CTAS>(ring, slot, 2, any ? from[0] : int4{});
+        send_unit_word<CTAS>(ring, slot, 3, any ? from[1] : int4{});
+        if constexpr (CTAS == 1) {
+            mbarrier_arrive(ring.full + 8 * slot);
         }
     }
 }
@@ -107,30 +128,37 @@ template <int SLOTS> struct unit_reader {
     __device__ __forceinline__ void release(unit_ring<SLOTS> ring, bool speaks)
     {
         if (speaks) {
-            mbarrier_arrive_cluster(mapa(ring.empty + 8 * (n % SLOTS), 0));
+            mbarrier_arrive_cluster(mapa(ring.empty + 8 * (opaque(n) % SLOTS), 0));
         }
         n++;
     }
 };
 
 /* ---- the walk over an item's keys: run after run, `TILE` keys at a time from each run's first.
- * visit(run, offset, last): the keys from `offset` of the run on; last: of the item. */
+ * visit(run, last): `run` is what is left of a run, the tile its first keys; last: of the item. An
+ * item without keys has one tile, of which it sees nothing. */
 template <int TILE, typename F>
 RA_PTX void walk_tiles(const fold_args &args, const fold_unit *unit, F visit)
 {
-    int runs = unit->item.run_count;
-    const ra_work_run *run = runs ? args.run + unit->item.run_first : &args.no_run;
+    int at = 0;
+    ra_work_run run = unit->run;
 #pragma unroll 1
-    do {
-        const int count = run->count;
-        int offset = 0;
-#pragma unroll 1
-        do {
-            visit(run, offset, runs <= 1 && offset + TILE >= count);
-            offset += TILE;
-        } while (offset < count);
-        run++;
-    } while (--runs > 0);
+    for (;;) {
+        const bool over = run.count <= TILE, last = over && at + 1 >= unit->item.run_count;
+        visit(run, last);
+        if (!over) {
+            run.index += TILE;
+            run.count -= TILE;
+            run.pos += TILE;
+            run.full_begin -= TILE;
+            run.full_end -= TILE;
+        } else if (!last) {
+            at++;
+            run = args.run[unit->item.run_first + at];
+        } else {
+            return;
+        }
+    }
 }
 
 /* What the softmax needs of a tile. */
@@ -141,10 +169,9 @@ struct tile_info {
     int last;    /* of the item */
 };
 
-template <int TILE> RA_PTX tile_info describe_tile(const ra_work_run *run, int offset, bool last)
+template <int TILE> RA_PTX tile_info describe_tile(const ra_work_run &run, bool last)
 {
-    return tile_info{run->pos + offset, run->count - offset,
-                     offset < run->full_begin || offset + TILE > run->full_end, last};
+    return tile_info{run.pos, run.count, run.full_begin > 0 || run.full_end < TILE, last};
 }
 
 /* Columns [x, y) of the tile that a row with this reach may see. */
@@ -222,12 +249,18 @@ RA_PTX row_pair<E> view_rows(const fold_view &view, const fold_unit *unit, int h
     return rows;
 }
 
-/* Rows that are not valid read as zero. Lanes 2i and 2i + 1 swap halves, so that each reads 16
- * bytes. */
+/* Where a lane's 16 bytes of two neighbouring groups of 8 columns lie: lanes 2i and 2i + 1 trade
+ * the halves of what they hold of both. */
+RA_PTX int traded_column(int lane)
+{
+    return (lane >> 1 & 1) * 4 + (lane & 1) * 8;
+}
+
+/* Rows that are not valid, and columns past the limit, read as zero. */
 template <int N> RA_PTX void load_rows(float (&x)[N], row_pair<float> rows, int limit, int lane)
 {
     const bool odd = lane & 1;
-    const int own = (lane >> 1 & 1) * 4 + odd * 8;
+    const int own = traded_column(lane);
 #pragma unroll
     for (int i = 0; i < N; i += 8) {
 #pragma unroll
@@ -246,20 +279,26 @@ template <int N> RA_PTX void load_rows(float (&x)[N], row_pair<float> rows, int 
     }
 }
 
-/* x * scale; a quad writes one 32-byte sector. */
+/* x * scale. */
 template <int N>
 RA_PTX void store_rows(const float (&x)[N], row_pair<float> rows, float2 scale, int limit, int lane)
 {
-    const int own = (lane & 3) * 2;
+    const bool odd = lane & 1;
+    const int own = traded_column(lane);
 #pragma unroll
-    for (int i = 0; i < N; i += 4) {
-        if (rows.valid0 && i * 2 < limit) {
-            __stcg((float2 *)(rows.first + own + i * 2),
-                   make_float2(x[i] * scale.x, x[i + 1] * scale.x));
-        }
-        if (rows.valid1 && i * 2 < limit) {
-            __stcg((float2 *)(rows.second + own + i * 2),
-                   make_float2(x[i + 2] * scale.y, x[i + 3] * scale.y));
+    for (int i = 0; i < N; i += 8) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float f = r ? scale.y : scale.x;
+            const float a0 = x[i + 2 * r] * f, a1 = x[i + 2 * r + 1] * f;
+            const float b0 = x[i + 4 + 2 * r] * f, b1 = x[i + 5 + 2 * r] * f;
+            const float other0 = __shfl_xor_sync(~0u, odd ? a0 : b0, 1);
+            const float other1 = __shfl_xor_sync(~0u, odd ? a1 : b1, 1);
+            if ((r ? rows.valid1 : rows.valid0) && i * 2 < limit) {
+                __stcg((float4 *)((r ? rows.second : rows.first) + own + i * 2),
+                       odd ? make_float4(other0, other1, b0, b1)
+                           : make_float4(a0, a1, other0, other1));
+            }
         }
     }
 }

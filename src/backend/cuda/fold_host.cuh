@@ -75,6 +75,15 @@ static inline ra_status fold_encode_maps(const ra_fold_job *job, fold_boxes box,
     return RA_OK;
 }
 
+/* Clusters of a grid, as many as there are SMs for. Units that are all as long are done in rounds:
+ * then fewer, if they take no more rounds, which leaves each more of the memory and the power. */
+static inline int fold_clusters(const ra_work *work, int units, int most)
+{
+    const bool equal = work->item[0].keys == work->item[work->item_count - 1].keys; /* they fall */
+    const int rounds = (units + most - 1) / most;
+    return equal ? (units + rounds - 1) / rounds : units < most ? units : most;
+}
+
 /* ctas: of a cluster; they divide the query heads of a KV head. */
 static inline ra_status fold_arguments(const ra_fold_job *job, const ra_cuda_work *work,
                                        const ra_cuda_launch *at, int ctas, fold_boxes box,
@@ -90,6 +99,7 @@ static inline ra_status fold_arguments(const ra_fold_job *job, const ra_cuda_wor
     args->counter = at->counters;
     args->item_count = (int)work->host.item_count;
     args->unit_count = (int)(work->host.item_count * job->q.size[RA_HEAD] / ctas);
+    args->clusters = fold_clusters(&work->host, args->unit_count, at->sm_count / ctas);
     args->heads_per_kv = fold_heads_per_kv(work);
     args->channels = (int)job->q.size[RA_CHAN];
     args->scale_log2 = job->scale * RA_LOG2E;
@@ -103,13 +113,12 @@ static inline ra_status fold_run(void (*kernel)(fold_args), const fold_args *arg
     RA_CUDA_TRY(cudaMemsetAsync(args->counter, 0, sizeof *args->counter, at->stream));
     RA_CUDA_TRY(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
-    const int clusters = at->sm_count / ctas;
     cudaLaunchAttribute cluster = {};
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim.x = ctas;
     cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(ctas * (args->unit_count < clusters ? args->unit_count : clusters));
+    config.gridDim = dim3(ctas * args->clusters);
     config.blockDim = dim3(threads);
     config.dynamicSmemBytes = shared_bytes;
     config.stream = at->stream;

@@ -3,8 +3,8 @@
  * in wgmma.cuh. No other file holds asm. Shared memory is addressed by 32-bit shared-window
  * addresses. Must not know tiles, tensors or roles.
  *
- * SPIN_MAX > 0 makes a wait trap after so many tries: a wrong barrier protocol then is an error
- * and not a hang. For checks only; it costs time in the hot loops.
+ * SPIN_MAX > 0 makes a wait trap after so many cycles, less than 2^32: a wrong barrier protocol
+ * then is an error and not a hang. For checks only; it costs time in the hot loops.
  */
 #ifndef RA_BACKEND_CUDA_PTX_CUH
 #define RA_BACKEND_CUDA_PTX_CUH
@@ -77,13 +77,12 @@ RA_PTX bool mbarrier_try_wait_parity(uint32_t bar, uint32_t parity)
 RA_PTX void mbarrier_wait(uint32_t bar, uint32_t parity)
 {
 #if SPIN_MAX
-#pragma unroll 1
-    for (int i = 0; i < SPIN_MAX; i++) {
-        if (mbarrier_try_wait_parity(bar, parity)) {
-            return;
+    const uint32_t start = clock();
+    while (!mbarrier_try_wait_parity(bar, parity)) {
+        if ((uint32_t)clock() - start > SPIN_MAX) {
+            __trap();
         }
     }
-    __trap();
 #else
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -112,6 +111,15 @@ RA_PTX void cp_async_bulk_tensor_5d_multicast(uint32_t to, const void *map, uint
                  ".multicast::cluster [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(to),
                  "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "h"(mask)
                  : "memory");
+}
+/* The same box to L2 only. */
+RA_PTX void cp_async_bulk_prefetch_tensor_5d(const void *map, int c0, int c1, int c2, int c3,
+                                             int c4)
+{
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];" ::"l"(map),
+        "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
 }
 RA_PTX void cp_async_bulk_tensor_4d(uint32_t to, const void *map, uint32_t bar, int c0, int c1,
                                     int c2, int c3)
@@ -160,6 +168,11 @@ RA_PTX void cp_reduce_async_bulk_tensor_4d_add(const void *map, uint32_t from, i
                  " [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
                  "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                  : "memory");
+}
+/* To L2 only; address and bytes are multiples of 16. */
+RA_PTX void cp_async_bulk_prefetch(const void *from, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 RA_PTX void cp_async_bulk_commit_group()
 {
@@ -212,12 +225,17 @@ template <int N> RA_PTX void wgmma_fence_operand(float (&d)[N])
         asm volatile("" : "+f"(d[i])::"memory");
     }
 }
-/* Hides where a descriptor comes from, so that it is computed next to its use and not kept in
- * registers over the whole loop. */
-RA_PTX uint64_t opaque(uint64_t descriptor)
+/* Hides where a number comes from, so that what depends on it is computed next to its use and not
+ * kept in registers over the whole loop. */
+RA_PTX uint64_t opaque(uint64_t x)
 {
-    asm volatile("" : "+l"(descriptor));
-    return descriptor;
+    asm volatile("" : "+l"(x));
+    return x;
+}
+RA_PTX uint32_t opaque(uint32_t x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
 }
 RA_PTX void opaque(float &x)
 {
