@@ -83,6 +83,7 @@ static ra_status run_forward(ra_ctx *ctx, const ra_plan *plan, const ra_forward_
             .v = {[RA_SOURCE_OWN] = io->v},
             .acc = s.acc,
             .lse = io->lse,
+            .lse_rest = s.lse_rest,
             .out = io->out,
         };
         if (h > 0) {

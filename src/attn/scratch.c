@@ -46,6 +46,9 @@ ra_forward_scratch ra_forward_carve(const ra_scratch_shape *shape, void *base)
     const ra_layer *layer = shape->layer;
     if (shape->schedule->resumes) {
         s.acc = carve_f32(&c, shape->rows, layer->q_heads, shape->seq_local, layer->head_dim);
+        if (layer->dtype == RA_F32) {
+            s.lse_rest = carve_f32(&c, shape->rows, layer->q_heads, shape->seq_local, 1);
+        }
     }
     if (!shape->keep_kv) {
         carve_slots(&c, shape, ra_dtype_bytes(layer->dtype), s.slot_k, s.slot_v);

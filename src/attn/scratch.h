@@ -17,6 +17,7 @@ typedef struct ra_scratch_shape {
 
 typedef struct ra_forward_scratch {
     ra_tensor acc;               /* f32 like out; data NULL if no query is resumed */
+    ra_tensor lse_rest;          /* f32 like lse; data NULL too for inputs in halves */
     void *slot_k[2], *slot_v[2]; /* two chunks of received rows; NULL with keep_kv */
     uint64_t bytes;
 } ra_forward_scratch;

@@ -19,7 +19,9 @@
  * piece is fresh; fold the partners in; store out in its dtype and the final lse if the piece is
  * final, else acc and lse. The state between computations is normalised: acc is the
  * softmax-weighted mean so far, lse its log-sum-exp; resuming is a running softmax with maximum
- * lse, sum 1 and numerator acc. A row without any key so far is acc 0, lse -inf. */
+ * lse, sum 1 and numerator acc. A row without any key so far is acc 0, lse -inf. Where there is a
+ * lse_rest, lse + lse_rest is the log-sum-exp between computations: scores of 100 leave an error of
+ * 4e-6 in an f32 lse, which every hop would make again. */
 typedef struct ra_fold_job {
     const ra_cover *cover;
     const void *prepared; /* what prepare made of the cover */
@@ -30,6 +32,8 @@ typedef struct ra_fold_job {
     ra_tensor v[RA_SOURCE_COUNT]; /* like k */
     ra_tensor acc; /* [B, Hq, S, D] f32, in/out; data NULL if every piece is fresh and final */
     ra_tensor lse; /* [B, Hq, S, 1] f32, in/out */
+    ra_tensor
+        lse_rest;  /* like lse, in/out where acc is; data NULL = none, as for inputs in halves */
     ra_tensor out; /* [B, Hq, S, D] dtype of q */
 } ra_fold_job;
 

@@ -110,6 +110,12 @@ static void load_rows(const fold_tile *tile)
                        (size_t)run->chan * sizeof *tile->o);
                 tile->max[row + i] = lse;
                 tile->sum[row + i] = 1;
+                if (run->job->lse_rest.data) { /* which then belongs to the sum */
+                    float sum =
+                        expf(*ra_tile_value(&run->job->lse_rest, piece, head, item->at.begin + i));
+                    tile->sum[row + i] = sum;
+                    run->cpu->level->scale(tile->o + (row + i) * run->tile_row, run->chan, sum);
+                }
             }
         }
     }
@@ -256,8 +262,12 @@ static void store_rows(const fold_tile *tile)
             }
             narrow_row(o, empty ? 0.0f : 1.0f / sum, to,
                        ra_tensor_at(to, piece->tensor_row, head, piece->index + pos - piece->pos));
-            *ra_tile_value(&run->job->lse, piece, head, pos) =
-                empty ? -INFINITY : tile->max[row] + logf(sum);
+            float lse = empty ? -INFINITY : tile->max[row] + logf(sum);
+            *ra_tile_value(&run->job->lse, piece, head, pos) = lse;
+            if (run->job->lse_rest.data && !piece->final) {
+                *ra_tile_value(&run->job->lse_rest, piece, head, pos) =
+                    empty ? 0 : tile->max[row] - lse + logf(sum);
+            }
         }
     }
 }

@@ -94,8 +94,10 @@ static __device__ softmax softmax_open(const ra_fold_job &job, const ra_work_ite
         float lse = *ra_row<float>(job.lse, item.row, head, index);
         if (lse != -INFINITY) {
             s.m = lse;
-            s.l = 1.0f;
-            s.sum = load(ra_row<float>(job.acc, item.row, head, index), (int)job.q.size[RA_CHAN]);
+            s.l = job.lse_rest.data ? expf(*ra_row<float>(job.lse_rest, item.row, head, index)) : 1;
+            slice acc =
+                load(ra_row<float>(job.acc, item.row, head, index), (int)job.q.size[RA_CHAN]);
+            blend(s.sum, 0.0f, s.l, acc);
         }
     }
     return s;
@@ -150,7 +152,12 @@ static __device__ void fold_row(const ra_fold_job &job, const ra_cuda_work &work
         store(ra_row<float>(job.acc, item.row, head, index), s.sum, factor, chan);
     }
     if (lane_of() == 0) {
-        *ra_row<float>(job.lse, item.row, head, index) = empty ? -INFINITY : s.m + logf(s.l);
+        float lse = empty ? -INFINITY : s.m + logf(s.l);
+        *ra_row<float>(job.lse, item.row, head, index) = lse;
+        if (job.lse_rest.data && !(item.flags & RA_WORK_FINAL)) {
+            *ra_row<float>(job.lse_rest, item.row, head, index) =
+                empty ? 0.0f : s.m - lse + logf(s.l);
+        }
     }
 }
 
