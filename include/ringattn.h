@@ -340,7 +340,7 @@ typedef struct ra_plan_info {
     uint64_t metadata_bytes; /* the step: documents, blocks, shards of all ranks */
 } ra_plan_info;
 
-/* Counts exactly, linear in the tokens of the whole row. The caller sets out->size. */
+/* Counts exactly, linear in documents, runs and image blocks. The caller sets out->size. */
 RA_API ra_status ra_plan_inspect(const ra_plan *plan, ra_plan_info *out);
 
 /* Key rows [start, start + count) of batch row `row` go from one rank to another before a hop. */

@@ -54,7 +54,8 @@ static uint64_t metadata_bytes(const ra_step *step)
     return ra_alloc_bytes(step) + ra_alloc_bytes(step->shards.length) +
            ra_alloc_bytes(step->shards.run) + ra_alloc_bytes(step->tokens.span) +
            ra_alloc_bytes(step->tokens.block) + ra_alloc_bytes(step->tokens.block_first) +
-           ra_alloc_bytes(step->pieces.piece) + ra_alloc_bytes(step->idle);
+           ra_alloc_bytes(step->pieces.piece) + ra_alloc_bytes(step->pieces.owned_first) +
+           ra_alloc_bytes(step->pieces.owned) + ra_alloc_bytes(step->idle);
 }
 
 ra_status ra_plan_inspect(const ra_plan *plan, ra_plan_info *out)

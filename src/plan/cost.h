@@ -7,7 +7,7 @@
 enum { RA_COST_TILE = 64 }; /* queries and keys of a reported tile */
 
 /* pairs[rank] += allowed (query, key) pairs a head of that rank's queries, for every rank. Linear
- * in the tokens. */
+ * in pieces and image blocks. */
 void ra_cost_pairs(const ra_cover *rule, const ra_pieces *pieces, int64_t *pairs);
 
 /* cost[pos / align] += weight * allowed pairs a head of the queries at pos, over all rows. */

@@ -20,6 +20,30 @@ static int64_t run_of(const ra_shards *shards, int64_t pos)
     return low;
 }
 
+/* A counting sort by owner. */
+static ra_status list_owned(int rank_count, ra_pieces *pieces)
+{
+    int64_t *next = NULL;
+    ra_status status = RA_NEW(&pieces->owned_first, rank_count + 1);
+    status = status ? status : RA_NEW(&pieces->owned, pieces->count);
+    status = status ? status : RA_NEW(&next, rank_count);
+    if (status) {
+        return status;
+    }
+    for (int64_t i = 0; i < pieces->count; i++) {
+        pieces->owned_first[pieces->piece[i].owner + 1]++;
+    }
+    for (int rank = 0; rank < rank_count; rank++) {
+        pieces->owned_first[rank + 1] += pieces->owned_first[rank];
+        next[rank] = pieces->owned_first[rank];
+    }
+    for (int64_t i = 0; i < pieces->count; i++) {
+        pieces->owned[next[pieces->piece[i].owner]++] = i;
+    }
+    ra_free(next);
+    return RA_OK;
+}
+
 ra_status ra_pieces_build(const ra_shards *shards, const ra_tokens *tokens, ra_pieces *out)
 {
     ra_pieces pieces = {0};
@@ -40,6 +64,11 @@ ra_status ra_pieces_build(const ra_shards *shards, const ra_tokens *tokens, ra_p
             pos = end;
         }
     }
+    ra_status status = list_owned(shards->rank_count, &pieces);
+    if (status) {
+        ra_pieces_free(&pieces);
+        return status;
+    }
     *out = pieces;
     return RA_OK;
 }
@@ -47,14 +76,15 @@ ra_status ra_pieces_build(const ra_shards *shards, const ra_tokens *tokens, ra_p
 void ra_pieces_free(ra_pieces *pieces)
 {
     ra_free(pieces->piece);
+    ra_free(pieces->owned_first);
+    ra_free(pieces->owned);
     *pieces = (ra_pieces){0};
 }
 
 int64_t ra_pieces_group_end(const ra_pieces *pieces, int64_t first)
 {
     int64_t end = first;
-    while (end < pieces->count && pieces->piece[end].row == pieces->piece[first].row &&
-           pieces->piece[end].doc == pieces->piece[first].doc) {
+    while (end < pieces->count && ra_pieces_same_doc(&pieces->piece[end], &pieces->piece[first])) {
         end++;
     }
     return end;
@@ -74,19 +104,15 @@ ra_status ra_pieces_idle(const ra_pieces *pieces, const ra_shards *shards, int64
 {
     ra_idle_rows *busy = NULL, *idle = NULL;
     int64_t busy_count = 0, idle_count = 0, capacity = 0, at = 0;
-    for (int64_t i = 0; i < pieces->count; i++) {
-        busy_count += pieces->piece[i].owner == rank;
-    }
+    const int64_t *owned = pieces->owned + pieces->owned_first[rank];
+    busy_count = pieces->owned_first[rank + 1] - pieces->owned_first[rank];
     ra_status status = RA_NEW(&busy, busy_count);
     if (status) {
         return status;
     }
-    busy_count = 0;
-    for (int64_t i = 0; i < pieces->count; i++) {
-        const ra_owned_piece *piece = &pieces->piece[i];
-        if (piece->owner == rank) {
-            busy[busy_count++] = (ra_idle_rows){piece->row, piece->index, piece->count};
-        }
+    for (int64_t i = 0; i < busy_count; i++) {
+        const ra_owned_piece *piece = &pieces->piece[owned[i]];
+        busy[i] = (ra_idle_rows){piece->row, piece->index, piece->count};
     }
     if (busy_count > 0) {
         qsort(busy, (size_t)busy_count, sizeof *busy, compare_memory);

@@ -58,7 +58,7 @@ static ra_status gather_needs(const ra_schedule_inputs *in, gathering *g, int64_
         RA_TRY(ra_need_walk(&rule, in->pieces, g->reader, gather_range, g));
         for (int owner = 0; owner < in->rank_count; owner++) {
             int behind = g->reader - owner;
-            int distance = (behind + in->rank_count) % in->rank_count;
+            int distance = behind < 0 ? behind + in->rank_count : behind;
             rows_max[distance] = ra_max_i64(rows_max[distance], g->rows[owner]);
             if (g->rows[owner] > 0 && behind > *n_prior) {
                 *n_prior = behind;
@@ -107,30 +107,21 @@ static ra_status build_legs(const ra_schedule_inputs *in, ra_schedule *schedule)
     return status;
 }
 
-static int64_t count_own(const ra_pieces *pieces, int rank)
-{
-    int64_t count = 0;
-    for (int64_t i = 0; i < pieces->count; i++) {
-        count += pieces->piece[i].owner == rank;
-    }
-    return count;
-}
-
 /* This rank's pieces, in the sorted order of all pieces. */
 static ra_status own_pieces(const ra_schedule_inputs *in, ra_piece **out, int64_t *count)
 {
-    RA_TRY(RA_NEW(out, count_own(in->pieces, in->rank)));
-    for (int64_t i = 0; i < in->pieces->count; i++) {
-        const ra_owned_piece *piece = &in->pieces->piece[i];
-        if (piece->owner == in->rank) {
-            (*out)[(*count)++] = (ra_piece){.row = piece->row,
-                                            .pos = piece->pos,
-                                            .count = piece->count,
-                                            .index = piece->index,
-                                            .tensor_row = piece->row,
-                                            .doc = piece->doc,
-                                            .source = RA_SOURCE_OWN};
-        }
+    const int64_t *owned = in->pieces->owned + in->pieces->owned_first[in->rank];
+    *count = in->pieces->owned_first[in->rank + 1] - in->pieces->owned_first[in->rank];
+    RA_TRY(RA_NEW(out, *count));
+    for (int64_t i = 0; i < *count; i++) {
+        const ra_owned_piece *piece = &in->pieces->piece[owned[i]];
+        (*out)[i] = (ra_piece){.row = piece->row,
+                               .pos = piece->pos,
+                               .count = piece->count,
+                               .index = piece->index,
+                               .tensor_row = piece->row,
+                               .doc = piece->doc,
+                               .source = RA_SOURCE_OWN};
     }
     return RA_OK;
 }

@@ -53,6 +53,20 @@ typedef struct placed_run {
     int32_t doc, vision;
 } placed_run;
 
+/* What comes from contiguous shards, or with rising ids, is in order already. */
+static void sort(void *items, int64_t count, size_t bytes,
+                 int (*compare)(const void *, const void *))
+{
+    const char *at = items;
+    int64_t i = 1;
+    while (i < count && compare(at + (size_t)(i - 1) * bytes, at + (size_t)i * bytes) <= 0) {
+        i++;
+    }
+    if (i < count) {
+        qsort(items, (size_t)count, bytes, compare);
+    }
+}
+
 static int compare_position(const void *a, const void *b)
 {
     const placed_run *left = a, *right = b;
@@ -126,7 +140,7 @@ static ra_status place_all(const ra_shards *shards, int64_t rows, const int64_t 
         by_memory[i] = shards->run[i];
     }
     if (!status) {
-        qsort(by_memory, (size_t)shards->run_count, sizeof *by_memory, compare_memory);
+        sort(by_memory, shards->run_count, sizeof *by_memory, compare_memory);
     }
     for (int rank = 0; !status && rank < shards->rank_count; rank++) {
         const ra_token_run *next = runs, *end = runs + run_counts[rank];
@@ -139,8 +153,8 @@ static ra_status place_all(const ra_shards *shards, int64_t rows, const int64_t 
             owned_first++;
         }
     }
-    if (!status && *placed_count > 0) {
-        qsort(*placed, (size_t)*placed_count, sizeof **placed, compare_position);
+    if (!status) {
+        sort(*placed, *placed_count, sizeof **placed, compare_position);
     }
     ra_free(by_memory);
     return status;
@@ -195,9 +209,7 @@ ra_status ra_tokens_build(const ra_shards *shards, int64_t rows, const int64_t *
     }
     if (!status) {
         join(placed, placed_count, &tokens);
-        if (tokens.span_count > 0) {
-            qsort(tokens.span, (size_t)tokens.span_count, sizeof *tokens.span, compare_span);
-        }
+        sort(tokens.span, tokens.span_count, sizeof *tokens.span, compare_span);
         *out = tokens;
     } else {
         ra_tokens_free(&tokens);
@@ -214,7 +226,7 @@ void ra_tokens_free(ra_tokens *tokens)
     *tokens = (ra_tokens){0};
 }
 
-ra_range ra_tokens_block(const ra_tokens *tokens, int64_t row, int64_t pos)
+int64_t ra_tokens_block_behind(const ra_tokens *tokens, int64_t row, int64_t pos)
 {
     int64_t low = tokens->block_first[row], high = tokens->block_first[row + 1];
     while (low < high) {
@@ -225,6 +237,12 @@ ra_range ra_tokens_block(const ra_tokens *tokens, int64_t row, int64_t pos)
             high = middle;
         }
     }
+    return low;
+}
+
+ra_range ra_tokens_block(const ra_tokens *tokens, int64_t row, int64_t pos)
+{
+    int64_t low = ra_tokens_block_behind(tokens, row, pos);
     if (low < tokens->block_first[row + 1] && tokens->block[low].begin <= pos) {
         return tokens->block[low];
     }

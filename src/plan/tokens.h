@@ -36,6 +36,8 @@ ra_status ra_tokens_build(const ra_shards *shards, int64_t rows, const int64_t *
                           const ra_token_run *runs, ra_tokens *out);
 void ra_tokens_free(ra_tokens *tokens);
 
+/* The first vision block of the row that ends behind a position; block_first[row + 1] if none. */
+int64_t ra_tokens_block_behind(const ra_tokens *tokens, int64_t row, int64_t pos);
 /* The vision block of a position, an empty range for text. */
 ra_range ra_tokens_block(const ra_tokens *tokens, int64_t row, int64_t pos);
 
