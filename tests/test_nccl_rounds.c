@@ -1,38 +1,38 @@
 /* How the NCCL transport cuts messages: plain host code, so it is tested where there is no GPU. The
- * two ends of a message, whose blocks differ, must cut at the same bytes, and their pieces must
- * carry every byte once, in order. */
+ * two ends of a message, whose rows lie differently, must cut at the same bytes, and their pieces
+ * must carry every byte once, in order. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "comm/nccl/rounds.h"
 #include "support.h"
 
-enum { BLOCKS_MAX = 40, GAP_MAX = 48, PIECE = 1 << 20, ROUND = 8 << 20 };
+enum { BLOCKS_MAX = 40, GAP_MAX = 48, SMALL = 1 << 16, PIECE = 1 << 20, ROUND = 8 << 20 };
 
-/* A message in memory with gaps, cut into blocks at random. */
+/* A message in memory with gaps. */
 typedef struct parcel {
     char *memory;
     ra_block block[BLOCKS_MAX];
     ra_xfer xfer;
 } parcel;
 
-static void parcel_create(parcel *p, rng *r, bool send, uint64_t total)
+/* shape: the bytes of each block, drawn alike on both sides; own: how its rows lie. */
+static void parcel_create(parcel *p, rng shape, rng *own, bool send)
 {
-    uint64_t left = total, room = 0;
-    size_t offset[BLOCKS_MAX];
-    *p = (parcel){.xfer = {.peer = 3, .send = send, .bytes = total, .blocks = p->block}};
-    int64_t count = 0;
-    for (; left > 0; count++) {
-        bool last = count == BLOCKS_MAX - 1;
-        size_t width = last ? left : (size_t)rng_int(r, 0, rng_chance(r, 50) ? 4096 : 6 << 20);
-        width = width < left ? width : left;
-        int64_t rows = last || width == 0 ? 1 : rng_int(r, 0, 300);
-        rows = width > 0 ? ra_min_i64(rows, (int64_t)(left / width)) : rows;
-        size_t stride = width + (rng_chance(r, 50) ? 0 : (size_t)rng_int(r, 1, GAP_MAX));
-        p->block[count] = (ra_block){NULL, width, stride, rows};
-        offset[count] = room + (size_t)rng_int(r, 0, GAP_MAX);
-        room = offset[count] + stride * (size_t)rows;
-        left -= width * (size_t)rows;
+    static const int64_t rows_of[] = {1, 2, 3, 4, 6, 8, 12, 24};
+    size_t room = 0, offset[BLOCKS_MAX];
+    int64_t count = rng_int(&shape, 0, BLOCKS_MAX),
+            longest = rng_chance(&shape, 20) ? 1 << 18 : 4000;
+    *p = (parcel){.xfer = {.peer = 3, .send = send, .blocks = p->block, .block_count = count}};
+    for (int64_t i = 0; i < count; i++) {
+        int64_t unit = rng_int(&shape, 0, rng_chance(&shape, 30) ? longest : 1000);
+        int64_t rows = rows_of[rng_int(own, 0, 7)];
+        size_t width = (size_t)(24 * unit / rows);
+        size_t stride = width + (rng_chance(own, 50) ? 0 : (size_t)rng_int(own, 1, GAP_MAX));
+        p->block[i] = (ra_block){NULL, width, stride, rows};
+        offset[i] = room + (size_t)rng_int(own, 0, GAP_MAX);
+        room = offset[i] + stride * (size_t)rows;
+        p->xfer.bytes += 24 * (uint64_t)unit;
     }
     p->memory = malloc(room + 1);
     assert_non_null(p->memory);
@@ -40,7 +40,6 @@ static void parcel_create(parcel *p, rng *r, bool send, uint64_t total)
     for (int64_t i = 0; i < count; i++) {
         p->block[i].data = p->memory + offset[i];
     }
-    p->xfer.block_count = count;
 }
 
 /* One piece of the sender's to the same piece of the receiver's, by the cursor alone. */
@@ -86,7 +85,7 @@ static void check_staging(const ra_nccl_rounds *rounds)
         }
     }
     assert_true(end <= rounds->staging_bytes);
-    assert_true(rounds->staging_bytes <= (size_t)rounds->message_count * rounds->round_bytes);
+    assert_true(rounds->staging_bytes <= ROUND + PIECE + 256 * (size_t)rounds->piece_count);
 }
 
 /* All rounds of a message from one end to the other. */
@@ -112,13 +111,15 @@ static void test_both_ends_cut_alike(void **state)
 {
     (void)state;
     rng r = rng_of(support_seed());
-    ra_nccl_rounds out = {.piece_bytes = PIECE, .round_bytes = ROUND}, in = out;
+    ra_nccl_rounds out = {.small_bytes = SMALL, .piece_bytes = PIECE, .round_bytes = ROUND},
+                   in = out;
     for (int64_t step = 0; step < support_steps(60); step++) {
         parcel from, to;
-        uint64_t total = (uint64_t)rng_int(&r, 0, step % 8 == 0 ? 40 << 20 : 3 << 20);
+        rng shape = rng_of(support_seed() + 1000 + (uint64_t)step);
+        parcel_create(&from, shape, &r, true);
+        parcel_create(&to, shape, &r, false);
+        uint64_t total = from.xfer.bytes;
         support_limit(60, "step %lld: %llu bytes", (long long)step, (unsigned long long)total);
-        parcel_create(&from, &r, true, total);
-        parcel_create(&to, &r, false, total);
         char *flat = malloc(total + 1), *got = malloc(total + 1);
         assert_true(flat && got);
         for (uint64_t i = 0; i < total; i++) { /* without a short period */
@@ -137,30 +138,34 @@ static void test_both_ends_cut_alike(void **state)
     ra_nccl_rounds_free(&in);
 }
 
-/* What lies in one piece is sent where it is: only where two blocks meet is anything copied. */
+/* Large blocks without gaps are sent where they are, small ones together. */
 static void test_contiguous_is_direct(void **state)
 {
     (void)state;
     const size_t head = 5 << 19; /* two and a half pieces */
-    ra_nccl_rounds rounds = {.piece_bytes = PIECE, .round_bytes = ROUND};
-    char *memory = malloc(3 * head);
-    ra_block blocks[3];
+    ra_nccl_rounds rounds = {.small_bytes = SMALL, .piece_bytes = PIECE, .round_bytes = ROUND};
+    char *memory = malloc(4 * head);
     assert_non_null(memory);
-    for (size_t i = 0; i < 3; i++) {
-        blocks[i] = (ra_block){memory + i * head, head, head, 1};
-    }
-    ra_xfer xfer = {1, true, blocks, 3, 3 * head};
+    ra_block blocks[] = {
+        {memory, head, head, 1},
+        {memory + head, head / 64, head / 64, 64}, /* rows side by side */
+        {memory + 2 * head, 1000, 1000, 1},
+        {memory + 3 * head, 2000, 2000, 1},
+        {memory + 3 * head + 5000, SMALL, SMALL + 8, 2}, /* rows apart */
+    };
+    ra_xfer xfer = {1, true, blocks, 5, 2 * head + 3000 + 2 * SMALL};
+    const size_t bytes[] = {PIECE, PIECE,    head - 2 * PIECE, PIECE, PIECE, head - 2 * PIECE,
+                            3000,  2 * SMALL};
     assert_int_equal(ra_nccl_rounds_start(&rounds, &xfer, 1), RA_OK);
     assert_int_equal(ra_nccl_rounds_next(&rounds), RA_OK);
     assert_int_equal(rounds.piece_count, 8);
-    for (int i = 0; i < rounds.piece_count; i++) {
-        bool inside =
-            ((size_t)i * PIECE) / head == ((size_t)i * PIECE + rounds.piece[i].bytes - 1) / head;
-        assert_int_equal(rounds.piece[i].direct != NULL, inside);
-        if (inside) {
-            assert_ptr_equal(rounds.piece[i].direct, memory + (size_t)i * PIECE);
-        }
+    for (int i = 0; i < 8; i++) {
+        assert_int_equal(rounds.piece[i].bytes, bytes[i]);
+        assert_int_equal(rounds.piece[i].direct != NULL, i < 6);
     }
+    assert_ptr_equal(rounds.piece[4].direct, memory + head + PIECE);
+    assert_int_equal(ra_nccl_rounds_next(&rounds), RA_OK);
+    assert_int_equal(rounds.piece_count, 0);
     ra_nccl_rounds_free(&rounds);
     free(memory);
 }

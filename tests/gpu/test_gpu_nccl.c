@@ -11,7 +11,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/mathx.h"
 #include "comm/comm.h"
 #include "tensor/tensor.h"
 
@@ -27,30 +26,29 @@ typedef struct parcel {
     ra_xfer xfer, image;
 } parcel;
 
-static void parcel_create(parcel *p, rng *r, int peer, bool send, uint64_t total)
+/* shape: the bytes of each block, drawn alike on both sides; own: how its rows lie. */
+static void parcel_create(parcel *p, rng shape, rng *own, int peer, bool send, int64_t longest)
 {
+    static const int64_t rows_of[] = {1, 2, 3, 4, 6, 8, 12, 24};
     size_t offset[BLOCKS_MAX];
-    uint64_t left = total;
-    int count = 0;
+    uint64_t total = 0;
+    int64_t count = rng_int(&shape, 1, BLOCKS_MAX);
     *p = (parcel){0};
-    for (; left > 0; count++) {
-        bool last = count == BLOCKS_MAX - 1;
-        uint64_t most = last ? left : (uint64_t)rng_int(r, 1, (int64_t)left);
-        size_t width =
-            last ? most
-                 : (size_t)rng_int(r, (int64_t)ra_ceil_div((int64_t)most, 3000), (int64_t)most);
-        int64_t rows = (int64_t)(most / width);
-        size_t stride = width + (rng_chance(r, 50) ? 0 : (size_t)rng_int(r, 1, GAP_MAX));
-        p->there[count] = p->here[count] = (ra_block){NULL, width, stride, rows};
-        offset[count] = p->bytes + (size_t)rng_int(r, 0, GAP_MAX);
-        p->bytes = offset[count] + stride * (size_t)rows;
-        left -= width * (uint64_t)rows;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t unit = rng_int(&shape, i == 0, rng_chance(&shape, 50) ? longest : 1000);
+        int64_t rows = rows_of[rng_int(own, 0, 7)];
+        size_t width = (size_t)(24 * unit / rows);
+        size_t stride = width + (rng_chance(own, 50) ? 0 : (size_t)rng_int(own, 1, GAP_MAX));
+        p->there[i] = p->here[i] = (ra_block){NULL, width, stride, rows};
+        offset[i] = p->bytes + (size_t)rng_int(own, 0, GAP_MAX);
+        p->bytes = offset[i] + stride * (size_t)rows;
+        total += 24 * (uint64_t)unit;
     }
     p->host = malloc(p->bytes + 1);
     if (!p->host || cudaMalloc((void **)&p->device, p->bytes + 1) != cudaSuccess) {
         abort();
     }
-    for (int i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++) {
         p->there[i].data = p->device + offset[i];
         p->here[i].data = p->host + offset[i];
     }
@@ -99,40 +97,40 @@ static bool parcel_holds(parcel *p, const char *flat)
     return same;
 }
 
-/* To the next rank and from the one before, or, alone, to itself. */
-static bool exchange_one(ra_comm *comm, int rank, int turn, rng *own, uint64_t total,
-                         rank_report *report)
+/* To the next rank and from the one before, or, alone, to itself. longest: of a block, in 24 bytes.
+ * Returns the bytes sent. */
+static uint64_t exchange_one(ra_comm *comm, int rank, int turn, rng *own, int64_t longest,
+                             rank_report *report)
 {
     int size = ra_comm_size(comm), next = (rank + 1) % size, before = (rank + size - 1) % size;
+    rng shape = rng_of(support_seed() + 1000 + (uint64_t)turn);
     parcel out, in;
-    parcel_create(&out, own, next, true, total);
-    parcel_create(&in, own, before, false, total);
+    parcel_create(&out, shape, own, next, true, longest);
+    parcel_create(&in, shape, own, before, false, longest);
+    uint64_t total = out.xfer.bytes;
     char *mine = content(turn, rank, total), *theirs = content(turn, before, total);
     ra_xfer_unpack(&out.image, mine);
     const ra_xfer xfers[] = {out.xfer, in.xfer};
-    bool right = nccl_expect(report, parcel_put(&out) && parcel_put(&in), "copies to the device") &&
-                 report_keep(report, ra_comm_exchange(comm, xfers, 2, TIMEOUT_MS), "exchange") &&
-                 nccl_expect(report, parcel_holds(&in, theirs), "bytes of a message");
+    if (nccl_expect(report, parcel_put(&out) && parcel_put(&in), "copies to the device") &&
+        report_keep(report, ra_comm_exchange(comm, xfers, 2, TIMEOUT_MS), "exchange")) {
+        nccl_expect(report, parcel_holds(&in, theirs), "bytes of a message");
+    }
     free(mine);
     free(theirs);
     parcel_free(&out);
     parcel_free(&in);
-    return right;
+    return total;
 }
 
 static void exchanges(int rank, ra_comm *comm, void *arg, rank_report *report)
 {
     (void)arg;
-    rng shared = rng_of(support_seed()), own = rng_of(support_seed() + 1 + (uint64_t)rank);
+    rng own = rng_of(support_seed() + 1 + (uint64_t)rank);
     uint64_t sent = 0;
-    for (int turn = 0; turn < 40; turn++) {
-        /* Past a piece, and past a round. */
-        int64_t most = turn == 3 ? 520 << 20 : turn % 4 == 0 ? 40 << 20 : 5000;
-        uint64_t total = (uint64_t)rng_int(&shared, turn == 3 ? most : 1, most);
-        if (!exchange_one(comm, rank, turn, &own, total, report)) {
-            break;
-        }
-        sent += total;
+    for (int turn = 0; turn < 40 && !report->status; turn++) {
+        /* Past a piece, and now and then past a round. */
+        int64_t longest = turn == 4 ? 12 << 20 : turn % 4 == 0 ? 100000 : 3000;
+        sent += exchange_one(comm, rank, turn, &own, longest, report);
     }
     nccl_expect(report, report->status || ra_comm_bytes_sent(comm) == sent, "count of bytes");
     ra_comm_close(comm);
@@ -175,7 +173,7 @@ static void aborts(int rank, ra_comm *comm, void *arg, rank_report *report)
         report_keep(report, ra_comm_open_nccl(&id, 0, 1, rank, &again), "second open") &&
         report_keep(report, ra_comm_gather(again, &mine, 1, all, TIMEOUT_MS), "second gather")) {
         rng r = rng_of(support_seed());
-        exchange_one(again, 0, 0, &r, 100000, report);
+        exchange_one(again, 0, 0, &r, 10000, report);
     }
     ra_comm_close(again);
 }
@@ -192,7 +190,7 @@ static void opens(int rank, ra_comm *comm, void *arg, rank_report *report)
         rng r = rng_of(support_seed());
         if (report_keep(report, ra_nccl_id_create(&id), "id") &&
             report_keep(report, ra_comm_open_nccl(&id, 0, 1, rank, &one), "open")) {
-            exchange_one(one, 0, turn, &r, 10 << 20, report);
+            exchange_one(one, 0, 0, &r, 100000, report);
         }
         ra_comm_close(one);
         cudaDeviceSynchronize();

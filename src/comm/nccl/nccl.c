@@ -323,6 +323,7 @@ ra_status ra_comm_open_nccl(const ra_nccl_id *id, int rank, int size, int device
     m->rank = rank;
     m->size = size;
     m->device = device;
+    m->rounds.small_bytes = RA_NCCL_SMALL_BYTES;
     m->rounds.piece_bytes = RA_NCCL_PIECE_BYTES;
     m->rounds.round_bytes = RA_NCCL_ROUND_BYTES;
     pthread_mutex_init(&m->lock, NULL);

@@ -9,45 +9,79 @@ ra_status ra_nccl_rounds_start(ra_nccl_rounds *rounds, const ra_xfer *xfers, int
 {
     RA_TRY(RA_RESERVE(&rounds->message, &rounds->message_capacity, count));
     for (int i = 0; i < count; i++) {
-        rounds->message[i] =
-            (ra_nccl_message){&xfers[i], {.block = xfers[i].blocks}, xfers[i].bytes};
+        rounds->message[i] = (ra_nccl_message){.xfer = &xfers[i], .at = {.block = xfers[i].blocks}};
     }
     rounds->message_count = count;
     return RA_OK;
 }
 
-static ra_nccl_piece cut(ra_nccl_message *m, size_t most)
+static uint64_t bytes_of(const ra_block *block)
 {
-    size_t bytes = m->left < most ? (size_t)m->left : most;
-    ra_nccl_piece piece = {m->xfer->peer, m->xfer->send, m->at, bytes, NULL, 0};
-    ra_stretch first = ra_cursor_take(&m->at, bytes);
-    if (first.rows == 1 && first.width == bytes) {
+    return block->width * (uint64_t)block->count;
+}
+
+/* Bytes of the next piece: of one large block, or of all small blocks that follow. */
+static uint64_t measure(ra_nccl_message *m, const ra_nccl_rounds *rounds)
+{
+    const ra_xfer *x = m->xfer;
+    uint64_t bytes = 0;
+    if (m->block < x->block_count && bytes_of(&x->blocks[m->block]) >= rounds->small_bytes) {
+        uint64_t whole = bytes_of(&x->blocks[m->block]), left = whole - m->passed;
+        bytes = left < rounds->piece_bytes ? left : rounds->piece_bytes;
+        m->passed += bytes;
+        if (m->passed == whole) {
+            m->block++;
+            m->passed = 0;
+        }
+        return bytes;
+    }
+    for (; m->block < x->block_count; m->block++) {
+        uint64_t next = bytes_of(&x->blocks[m->block]);
+        if (next >= rounds->small_bytes || bytes + next > rounds->piece_bytes) {
+            break;
+        }
+        bytes += next;
+    }
+    return bytes;
+}
+
+static ra_nccl_piece cut(ra_nccl_message *m, uint64_t bytes)
+{
+    ra_nccl_piece piece = {m->xfer->peer, m->xfer->send, m->at, (size_t)bytes, NULL, 0};
+    ra_stretch first = ra_cursor_take(&m->at, piece.bytes);
+    if (first.rows == 1 && first.width == piece.bytes) {
         piece.direct = first.data;
     }
-    for (size_t passed = ra_stretch_bytes(&first); passed < bytes;) {
-        ra_stretch next = ra_cursor_take(&m->at, bytes - passed);
+    for (size_t passed = ra_stretch_bytes(&first); passed < piece.bytes;) {
+        ra_stretch next = ra_cursor_take(&m->at, piece.bytes - passed);
         passed += ra_stretch_bytes(&next);
     }
-    m->left -= bytes;
     return piece;
+}
+
+static ra_status add_piece(ra_nccl_rounds *rounds, ra_nccl_piece piece)
+{
+    RA_TRY(RA_RESERVE(&rounds->piece, &rounds->piece_capacity, rounds->piece_count + 1));
+    if (!piece.direct) {
+        piece.staging = rounds->staging_bytes;
+        rounds->staging_bytes += (size_t)ra_round_up((int64_t)piece.bytes, STAGING_ALIGN);
+    }
+    rounds->piece[rounds->piece_count++] = piece;
+    return RA_OK;
 }
 
 ra_status ra_nccl_rounds_next(ra_nccl_rounds *rounds)
 {
-    const int pieces_max = (int)(rounds->round_bytes / rounds->piece_bytes);
     rounds->piece_count = 0;
     rounds->staging_bytes = 0;
-    RA_TRY(RA_RESERVE(&rounds->piece, &rounds->piece_capacity,
-                      (int64_t)rounds->message_count * pieces_max));
     for (int i = 0; i < rounds->message_count; i++) {
         ra_nccl_message *m = &rounds->message[i];
-        for (int n = 0; n < pieces_max && m->left > 0; n++) {
-            ra_nccl_piece piece = cut(m, rounds->piece_bytes);
-            if (!piece.direct) {
-                piece.staging = rounds->staging_bytes;
-                rounds->staging_bytes += (size_t)ra_round_up((int64_t)piece.bytes, STAGING_ALIGN);
+        for (uint64_t taken = 0; taken < rounds->round_bytes && m->block < m->xfer->block_count;) {
+            uint64_t bytes = measure(m, rounds);
+            if (bytes > 0) { /* 0 for empty blocks */
+                RA_TRY(add_piece(rounds, cut(m, bytes)));
             }
-            rounds->piece[rounds->piece_count++] = piece;
+            taken += bytes;
         }
     }
     return RA_OK;

@@ -1,8 +1,9 @@
 /*
- * Messages cut into pieces, and pieces into rounds. Sender and receiver know of a message no more
- * than its bytes in common, so both cut at the same bytes: every piece is one send and one receive.
- * A piece that lies in memory without a gap is sent and received where it is; another passes
- * through a place in staging memory. Must not know NCCL or streams.
+ * Messages cut into pieces, and pieces into rounds. Sender and receiver list the same blocks, one
+ * by one of the same bytes, though rows may lie closer in one than in the other: so both cut alike,
+ * and every piece is one send and one receive. A piece that lies in memory without a gap is sent
+ * and received where it is; another, as of several small blocks, passes through a place in staging
+ * memory. Must not know NCCL or streams.
  */
 #ifndef RA_COMM_NCCL_ROUNDS_H
 #define RA_COMM_NCCL_ROUNDS_H
@@ -11,9 +12,13 @@
 #include "comm/cursor.h"
 
 /* A round bounds the staging memory. It is large, as each is an operation of its own on the device,
- * and between two of them a computation may take every processor. A piece bounds what passes
- * through staging memory because two blocks meet in it. */
-enum { RA_NCCL_PIECE_BYTES = 16 << 20, RA_NCCL_ROUND_BYTES = 512 << 20 };
+ * and between two of them a computation may take every processor. Blocks below SMALL go together.
+ */
+enum {
+    RA_NCCL_SMALL_BYTES = 1 << 20,
+    RA_NCCL_PIECE_BYTES = 64 << 20,
+    RA_NCCL_ROUND_BYTES = 448 << 20, /* and at most a piece more */
+};
 
 typedef struct ra_nccl_piece {
     int peer;
@@ -28,12 +33,13 @@ typedef struct ra_nccl_piece {
 typedef struct ra_nccl_message {
     const ra_xfer *xfer;
     ra_cursor at;
-    uint64_t left;
+    int64_t block;   /* the next bytes are of this one, */
+    uint64_t passed; /* behind so many of its own */
 } ra_nccl_message;
 
 typedef struct ra_nccl_rounds {
-    size_t piece_bytes, round_bytes; /* set by the owner, equal on all ranks; a multiple */
-    ra_nccl_message *message;        /* [message_count] */
+    size_t small_bytes, piece_bytes, round_bytes; /* set by the owner, equal on all ranks */
+    ra_nccl_message *message;                     /* [message_count] */
     int64_t message_capacity;
     int message_count;
     ra_nccl_piece *piece; /* [piece_count] of the present round */
