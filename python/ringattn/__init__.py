@@ -27,6 +27,7 @@ from ringattn.errors import (
 )
 
 if TYPE_CHECKING:
+    from ringattn.balance import balanced_runs
     from ringattn.context import Context, Step
     from ringattn.function import attention, attention_with_lse
     from ringattn.layer import Layer
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "balanced_runs": "balance",
     "Context": "context",
     "Step": "context",
     "attention": "function",
@@ -74,6 +76,7 @@ __all__ = [
     "UnsupportedError",
     "attention",
     "attention_with_lse",
+    "balanced_runs",
     "documents_of_positions",
     "position_ids",
     "register",

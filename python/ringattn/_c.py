@@ -156,6 +156,28 @@ class StepDesc(Structure):
     ]
 
 
+class BalanceOptions(Structure):
+    """ra_balance_options"""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("align", c_int64),
+        ("equal_tokens", c_bool),
+        ("weight", POINTER(c_double)),
+    ]
+
+
+class Balance(Structure):
+    """ra_balance"""
+
+    _fields_ = [
+        ("ranks", c_int),
+        ("run_first", POINTER(c_int64)),
+        ("run", POINTER(Run)),
+        ("imbalance", c_double),
+    ]
+
+
 class PlanInfo(Structure):
     """ra_plan_info"""
 
@@ -242,6 +264,18 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ra_vision_groups": (c_int, [c_void_p, c_int64, c_int64, c_void_p]),
     "ra_runs_contiguous": (c_int, [c_int, c_int, c_int64, POINTER(Run)]),
     "ra_runs_zigzag": (c_int, [c_int, c_int, c_int64, POINTER(Run)]),
+    "ra_runs_balanced": (
+        c_int,
+        [
+            POINTER(StepDesc),
+            POINTER(Layer),
+            c_int,
+            c_int,
+            POINTER(BalanceOptions),
+            POINTER(Balance),
+        ],
+    ),
+    "ra_balance_free": (None, [POINTER(Balance)]),
     "ra_backend_open_cpu": (c_int, [c_int, c_char_p, _OUT]),
     "ra_cpu_level_name": (c_char_p, [c_int]),
     "ra_cpu_level_runs": (c_bool, [c_int]),

@@ -105,3 +105,13 @@ def host_documents(
         return None
     number = torch.searchsorted(known, positive.to(torch.int64)) + 1
     return number.masked_fill_(positive == 0, 0).to(torch.int32).contiguous()
+
+
+def whole_documents(ids: torch.Tensor | None) -> torch.Tensor | None:
+    """The same for whole rows, where one rank sees every id."""
+    wide = wide_ids(ids)
+    if ids is None or wide.numel() == 0:
+        return None if ids is None else ids.cpu().clamp(min=0).to(torch.int32).contiguous()
+    known = wide[wide > 0]
+    number = torch.searchsorted(known, ids.cpu().clamp(min=0)) + 1
+    return number.masked_fill_(ids.cpu() <= 0, 0).to(torch.int32).contiguous()

@@ -26,6 +26,8 @@ STRUCTS = {
     "ra_comm_callbacks": _c.CommCallbacks,
     "ra_ctx_options": _c.CtxOptions,
     "ra_step_desc": _c.StepDesc,
+    "ra_balance_options": _c.BalanceOptions,
+    "ra_balance": _c.Balance,
     "ra_plan_info": _c.PlanInfo,
     "ra_forward_io": _c.ForwardIo,
     "ra_backward_io": _c.BackwardIo,

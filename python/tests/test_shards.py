@@ -52,3 +52,40 @@ def test_documents_of_restarting_positions() -> None:
         [1, 1, 1, 2, 2, 3],
         [1, 1, 2, 2, 2, 2],
     ]
+
+
+def pairs(docs: torch.Tensor, runs: list[tuple[int, int]]) -> int:
+    """Causal pairs of a rank, from every token and those before it."""
+    row = docs[0]
+    owned = torch.cat([torch.arange(a, a + n) for a, n in runs]) if runs else torch.arange(0)
+    return sum(int((row[: p + 1] == row[p]).sum()) for p in owned.tolist() if row[p] > 0)
+
+
+@pytest.mark.parametrize("equal_tokens", [False, True])
+def test_balanced_runs(equal_tokens: bool) -> None:
+    layer = ringattn.Layer(q_heads=1, kv_heads=1, head_dim=8, scale=1.0, dtype=torch.float32)
+    lengths, size = [900, 500, 300, 200], 4
+    docs = torch.cat([torch.full((n,), 2**40 * i + 1) for i, n in enumerate(lengths)])
+    docs = torch.cat([docs, torch.zeros(148, dtype=docs.dtype)]).view(1, -1)
+    shards = ringattn.balanced_runs([layer], size, docs, align=2, equal_tokens=equal_tokens)
+    loads = [pairs(docs, runs) for runs in shards]
+    assert max(loads) * size <= 1.03 * sum(loads)
+    assert sum(loads) == sum(n * (n + 1) // 2 for n in lengths)
+    assert sum(map(len, shards)) <= (2 * size - 1 if equal_tokens else size)
+    parts = [ringattn.shard(docs, r, size, shards) for r in range(size)]
+    assert not equal_tokens or {p.shape[1] for p in parts} == {512}
+    assert torch.equal(ringattn.unshard(parts, shards), docs)
+
+
+def test_balanced_runs_refused() -> None:
+    layer = ringattn.Layer(q_heads=1, kv_heads=1, head_dim=8, scale=1.0, dtype=torch.float32)
+    assert ringattn.balanced_runs([layer], 1, seq=5) == [[(0, 5)]]
+    assert ringattn.balanced_runs([layer, layer], 1, seq=5, weight=[1, 2]) == [[(0, 5)]]
+    with pytest.raises(ValueError, match="seq"):
+        ringattn.balanced_runs([layer], 2)
+    with pytest.raises(ValueError, match="weight"):
+        ringattn.balanced_runs([layer], 2, seq=4, weight=[1, 2])
+    with pytest.raises(ringattn.ArgumentError, match="align"):
+        ringattn.balanced_runs([layer], 2, seq=4, align=-1)
+    with pytest.raises(TypeError, match="padding_mask"):
+        ringattn.balanced_runs([layer], 2, padding_mask=torch.ones(1, 4))
