@@ -50,13 +50,10 @@ static inline void ra_ahead_step(ra_ahead *ahead)
 static inline void ra_ahead_product(ra_ahead *ahead, const ra_operands *operands, ra_product p,
                                     int64_t nr)
 {
-    for (int64_t left = p.n; left > 0; left -= nr) {
+    for (int64_t end = p.n; p.n_first < end; p.n_first += nr) {
         ra_ahead_step(ahead);
-        p.n = nr;
+        p.n = p.n_first + nr;
         operands->product(&p);
-        p.b += p.b_stride;
-        p.c += nr;
-        p.rest = p.rest ? p.rest + nr : NULL;
     }
 }
 

@@ -11,6 +11,7 @@ enum { ROWS = 64 };
 typedef struct elementwise elementwise;
 struct elementwise {
     void (*row)(const elementwise *job, int64_t row, int64_t head, int64_t seq);
+    const ra_level *level;
     const ra_tensor *to, *a, *b;
     float value;
 };
@@ -45,37 +46,31 @@ static void widen(const void *row, ra_dtype dtype, int64_t at, int64_t count, fl
 {
     const uint16_t *half = row;
     const float *full = row;
-    for (int64_t i = 0; i < count; i++) {
-        out[i] = dtype == RA_BF16  ? ra_bf16_to_f32(half[at + i])
-                 : dtype == RA_F16 ? ra_f16_to_f32(half[at + i])
-                                   : full[at + i];
-    }
-}
-
-static void narrow(const float *from, ra_dtype dtype, int64_t count, void *row)
-{
-    uint16_t *half = row;
     switch (dtype) {
     case RA_BF16:
         for (int64_t i = 0; i < count; i++) {
-            half[i] = ra_f32_to_bf16(from[i]);
+            out[i] = ra_bf16_to_f32(half[at + i]);
         }
         break;
     case RA_F16:
         for (int64_t i = 0; i < count; i++) {
-            half[i] = ra_f32_to_f16(from[i]);
+            out[i] = ra_f16_to_f32(half[at + i]);
         }
         break;
-    default: memmove(row, from, (size_t)count * sizeof *from); break;
+    default: memcpy(out, full + at, (size_t)count * sizeof *out); break;
     }
 }
 
 static void fill_row(const elementwise *job, int64_t row, int64_t head, int64_t seq)
 {
     char *to = ra_tensor_at(job->to, row, head, seq);
-    size_t bytes = ra_dtype_bytes(job->to->dtype);
-    for (int64_t i = 0; i < job->to->size[RA_CHAN]; i++) {
-        narrow(&job->value, job->to->dtype, 1, to + (size_t)i * bytes);
+    size_t size = ra_dtype_bytes(job->to->dtype), bytes = (size_t)job->to->size[RA_CHAN] * size;
+    if (job->value == 0) {
+        memset(to, 0, bytes);
+        return;
+    }
+    for (size_t at = 0; at < bytes; at += size) {
+        job->level->store(&job->value, 1, 1.0f, job->to->dtype, to + at);
     }
 }
 
@@ -90,8 +85,8 @@ static void add_row(const elementwise *job, int64_t row, int64_t head, int64_t s
 
 static void cast_row(const elementwise *job, int64_t row, int64_t head, int64_t seq)
 {
-    narrow(ra_tensor_at(job->a, row, head, seq), job->to->dtype, job->to->size[RA_CHAN],
-           ra_tensor_at(job->to, row, head, seq));
+    job->level->store(ra_tensor_at(job->a, row, head, seq), job->to->size[RA_CHAN], 1.0f,
+                      job->to->dtype, ra_tensor_at(job->to, row, head, seq));
 }
 
 /* Several running sums, because one chain of additions would set the pace. */
@@ -121,7 +116,7 @@ static void row_dot_row(const elementwise *job, int64_t row, int64_t head, int64
 
 void ra_cpu_fill(ra_cpu *cpu, const ra_tensor *t, float value)
 {
-    elementwise job = {.row = fill_row, .to = t, .value = value};
+    elementwise job = {.row = fill_row, .level = cpu->level, .to = t, .value = value};
     run_rows(cpu, &job);
 }
 
@@ -136,7 +131,7 @@ void ra_cpu_add(const ra_tensor *to, const ra_tensor *from)
 
 void ra_cpu_cast(ra_cpu *cpu, const ra_tensor *to, const ra_tensor *from)
 {
-    elementwise job = {.row = cast_row, .to = to, .a = from};
+    elementwise job = {.row = cast_row, .level = cpu->level, .to = to, .a = from};
     run_rows(cpu, &job);
 }
 

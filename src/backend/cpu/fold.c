@@ -136,6 +136,12 @@ static void fold_block(const fold_tile *tile, int64_t head, int64_t first, int64
     int64_t column = base + panel * level->nr;
     int64_t width = ra_round_up(seen.end - column, level->nr);
     int64_t row = head * tile->item.pitch + first;
+    ra_range keys[RA_QUERY_BLOCK], blocks[RA_QUERY_BLOCK];
+    for (int64_t i = 0; i < count; i++) {
+        keys[i] =
+            ra_tile_columns(begin + column, end, tile->reach[first + i], tile->reach[first + i]);
+    }
+    ra_tile_blocks(keys, count, level->mr, blocks);
     ra_product scores = {
         .mode = RA_PRODUCT_SET,
         .m = ra_round_up(count, level->mr),
@@ -149,14 +155,10 @@ static void fold_block(const fold_tile *tile, int64_t head, int64_t first, int64
         .c = tile->score,
         .c_row = SCORE_ROW,
         .rest = tile->rest,
+        .columns = blocks,
     };
     run->operands->product(&scores);
-    ra_range keys[RA_QUERY_BLOCK];
     float keep[RA_QUERY_BLOCK];
-    for (int64_t i = 0; i < count; i++) {
-        keys[i] =
-            ra_tile_columns(begin + column, end, tile->reach[first + i], tile->reach[first + i]);
-    }
     ra_softmax softmax = {
         .rows = count,
         .n = width,
@@ -192,6 +194,7 @@ static void fold_block(const fold_tile *tile, int64_t head, int64_t first, int64
         .b_stride = run->v_stride,
         .c = tile->o + row * run->tile_row,
         .c_row = run->tile_row,
+        .live = blocks,
         .k_first = column,
     };
     run->operands->product(&values);
@@ -222,30 +225,6 @@ static void fold_keys(const fold_tile *tile, const ra_piece *k, int64_t begin, i
     }
 }
 
-static void narrow_row(const float *from, float factor, const ra_tensor *to, void *row)
-{
-    int64_t chan = to->size[RA_CHAN];
-    uint16_t *half = row;
-    float *full = row;
-    switch (to->dtype) {
-    case RA_BF16:
-        for (int64_t i = 0; i < chan; i++) {
-            half[i] = ra_f32_to_bf16(from[i] * factor);
-        }
-        break;
-    case RA_F16:
-        for (int64_t i = 0; i < chan; i++) {
-            half[i] = ra_f32_to_f16(from[i] * factor);
-        }
-        break;
-    default:
-        for (int64_t i = 0; i < chan; i++) {
-            full[i] = from[i] * factor;
-        }
-        break;
-    }
-}
-
 static void store_rows(const fold_tile *tile)
 {
     const fold_run *run = tile->run;
@@ -260,8 +239,9 @@ static void store_rows(const fold_tile *tile)
             if (empty) { /* whatever the keys that it does not see hold */
                 memset(o, 0, (size_t)run->chan * sizeof *o);
             }
-            narrow_row(o, empty ? 0.0f : 1.0f / sum, to,
-                       ra_tensor_at(to, piece->tensor_row, head, piece->index + pos - piece->pos));
+            run->cpu->level->store(
+                o, run->chan, empty ? 0.0f : 1.0f / sum, to->dtype,
+                ra_tensor_at(to, piece->tensor_row, head, piece->index + pos - piece->pos));
             float lse = empty ? -INFINITY : tile->max[row] + logf(sum);
             *ra_tile_value(&run->job->lse, piece, head, pos) = lse;
             if (run->job->lse_rest.data && !piece->final) {

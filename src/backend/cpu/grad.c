@@ -67,7 +67,10 @@ typedef struct key_tile {
 typedef struct query_block {
     const ra_piece *piece;
     int64_t head, pos, count;
-    int64_t number; /* ascending in the order in which items come to it */
+    int64_t number;        /* ascending in the order in which items come to it */
+    int64_t column, width; /* columns of the key tile that some row sees, width padded to nr */
+    /* Counted from column: what each row sees, what each mr rows see, which rows see mr keys. */
+    ra_range keys[QUERIES], seen[QUERIES], seen_by[KEYS];
 } query_block;
 
 static layout plan_scratch(const grad_run *run)
@@ -175,12 +178,12 @@ static void multiply(const key_tile *tile, const ra_product *product)
     ra_ahead_product(tile->ahead, tile->run->operands, *product, tile->run->cpu->level->nr);
 }
 
-/* Scores become p, dout.v becomes ds, for the `width` keys from `column` on. */
-static void weigh(const key_tile *tile, const query_block *block, int64_t column, int64_t width)
+/* Scores become p, dout.v becomes ds. */
+static void weigh(const key_tile *tile, const query_block *block)
 {
     const grad_run *run = tile->run;
     const ra_level *level = run->cpu->level;
-    int64_t panel = column / level->nr;
+    int64_t panel = block->column / level->nr, width = block->width;
     ra_product scores = {
         .mode = RA_PRODUCT_SET,
         .m = ra_round_up(block->count, level->mr),
@@ -194,6 +197,7 @@ static void weigh(const key_tile *tile, const query_block *block, int64_t column
         .c = tile->score,
         .c_row = SCORE_ROW,
         .rest = tile->score_rest,
+        .columns = block->seen,
     };
     multiply(tile, &scores);
     ra_product dp = scores;
@@ -204,8 +208,6 @@ static void weigh(const key_tile *tile, const query_block *block, int64_t column
     multiply(tile, &dp);
     for (int64_t i = 0; i < block->count; i++) {
         int64_t pos = block->pos + i, at = i * SCORE_ROW;
-        ra_range keys =
-            ra_tile_columns(tile->at.begin + column, tile->at.end, tile->reach[i], tile->reach[i]);
         ra_gradient row = {
             .score = tile->score + at,
             .dp = tile->dp + at,
@@ -215,7 +217,7 @@ static void weigh(const key_tile *tile, const query_block *block, int64_t column
             .lse = *ra_tile_value(&run->job->lse, block->piece, block->head, pos),
             .delta = *ra_tile_value(&run->job->delta, block->piece, block->head, pos),
         };
-        level->gradient(&row, width, keys.begin, keys.end);
+        level->gradient(&row, width, block->keys[i].begin, block->keys[i].end);
         for (int64_t c = width; c < ra_round_up(width, level->mr); c++) {
             row.score[c] = row.dp[c] = 0; /* rows of dk and dv that a whole block reaches beyond */
         }
@@ -228,31 +230,30 @@ static void weigh(const key_tile *tile, const query_block *block, int64_t column
     }
 }
 
-/* to[keys, chan] += weights[queries, keys]^T rows[queries, chan], for `width` keys from `column`.
- */
-static void add_transposed(const key_tile *tile, const float *weights, const float *rows,
-                           int64_t queries, int64_t column, int64_t width, float *to)
+/* to[keys, chan] += weights[queries, keys]^T rows[queries, chan]. */
+static void add_transposed(const key_tile *tile, const query_block *block, const float *weights,
+                           const float *rows, float *to)
 {
     const grad_run *run = tile->run;
     ra_product product = {
         .mode = RA_PRODUCT_ADD,
-        .m = ra_round_up(width, run->cpu->level->mr),
+        .m = ra_round_up(block->width, run->cpu->level->mr),
         .n = run->chan_padded,
-        .k = queries,
+        .k = block->count,
         .a = weights,
         .a_row = 1,
         .a_col = SCORE_ROW,
         .b = rows,
         .b_stride = run->q_stride,
-        .c = to + column * run->tile_row,
+        .c = to + block->column * run->tile_row,
         .c_row = run->tile_row,
+        .live = block->seen_by,
     };
     multiply(tile, &product);
 }
 
 /* dq += ds K, in this item's turn. Rows that attend nothing are left alone. */
-static void add_queries(const key_tile *tile, const query_block *block, int64_t column,
-                        int64_t keys)
+static void add_queries(const key_tile *tile, const query_block *block)
 {
     const grad_run *run = tile->run;
     const ra_level *level = run->cpu->level;
@@ -260,15 +261,16 @@ static void add_queries(const key_tile *tile, const query_block *block, int64_t 
         .mode = RA_PRODUCT_SET,
         .m = ra_round_up(block->count, level->mr),
         .n = run->chan_padded,
-        .k = keys,
+        .k = block->width,
         .a = tile->ds_rows,
         .a_row = SCORE_ROW,
         .a_col = 1,
-        .b = tile->k_rows + column / run->operands->depth * level->nr,
+        .b = tile->k_rows + block->column / run->operands->depth * level->nr,
         .b_stride = run->k_stride,
         .c = tile->dq,
         .c_row = run->tile_row,
-        .k_first = column,
+        .live = block->seen,
+        .k_first = block->column,
     };
     multiply(tile, &product);
     if (tile->before) {
@@ -283,20 +285,33 @@ static void add_queries(const key_tile *tile, const query_block *block, int64_t 
     }
 }
 
-static void grad_block(const key_tile *tile, const query_block *block)
+/* The part of the key tile that the block sees; false if it sees nothing. */
+static bool find_keys(const key_tile *tile, query_block *block)
 {
-    int64_t nr = tile->run->cpu->level->nr;
-    ra_range seen = ra_tile_columns(tile->at.begin, tile->at.end, tile->reach[0],
-                                    tile->reach[block->count - 1]);
-    if (seen.begin >= seen.end) {
+    const ra_level *level = tile->run->cpu->level;
+    int64_t begin = tile->at.begin, end = tile->at.end, last = block->count - 1;
+    ra_range seen = ra_tile_columns(begin, end, tile->reach[0], tile->reach[last]);
+    block->column = seen.begin / level->nr * level->nr;
+    block->width = ra_round_up(seen.end - block->column, level->nr);
+    for (int64_t i = 0; i < block->count; i++) {
+        ra_range reach = tile->reach[i];
+        block->keys[i] = ra_tile_columns(begin + block->column, end, reach, reach);
+    }
+    ra_tile_blocks(block->keys, block->count, level->mr, block->seen);
+    ra_tile_seen_by(block->keys, block->count, level->mr, block->width, block->seen_by);
+    return seen.begin < seen.end;
+}
+
+static void grad_block(const key_tile *tile, query_block *block)
+{
+    if (!find_keys(tile, block)) {
         return;
     }
-    int64_t column = seen.begin / nr * nr, width = ra_round_up(seen.end - column, nr);
     load_rows(tile, block);
-    weigh(tile, block, column, width);
-    add_transposed(tile, tile->p_columns, tile->dout_rows, block->count, column, width, tile->dv);
-    add_transposed(tile, tile->ds_columns, tile->q_rows, block->count, column, width, tile->dk);
-    add_queries(tile, block, column, seen.end - column);
+    weigh(tile, block);
+    add_transposed(tile, block, tile->p_columns, tile->dout_rows, tile->dv);
+    add_transposed(tile, block, tile->ds_columns, tile->q_rows, tile->dk);
+    add_queries(tile, block);
 }
 
 /* Has the products of one block ask for the rows of the next. */

@@ -32,6 +32,7 @@ typedef enum ra_product_mode {
 typedef struct ra_product {
     ra_product_mode mode;
     int64_t m, n, k; /* m is a multiple of mr, n of nr */
+    int64_t n_first; /* columns [n_first, n) are computed, a multiple of nr */
     const float *a;  /* A[i, l] is in a[i * a_row + l / depth * a_col] */
     int64_t a_row, a_col;
     const float *b; /* panels, b_stride words apart */
@@ -40,6 +41,9 @@ typedef struct ra_product {
     int64_t c_row;
     float *rest; /* NULL, or like c, depth and a_col being 1: C + rest is the sum to twice the
                     precision */
+    /* For every mr rows, or NULL: the columns of C that matter, and the l for which A is not zero.
+     * What is not computed is left as it is. */
+    const ra_range *columns, *live;
     /* The number of the first l: sums are cut into chains at fixed multiples of it, so that leaving
      * out l for which A is zero changes no bit. */
     int64_t k_first;
@@ -92,6 +96,8 @@ typedef struct ra_level {
 
     void (*scale)(float *row, int64_t n, float factor);
     void (*add)(float *to, const float *from, int64_t n); /* to += from */
+    /* to[n] of any dtype = from times factor. */
+    void (*store)(const float *from, int64_t n, float factor, ra_dtype dtype, void *to);
 
     /* Turns scores into exp(scale * score - max), zero outside keys. */
     void (*softmax)(const ra_softmax *tile);

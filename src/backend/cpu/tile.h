@@ -67,6 +67,31 @@ static inline ra_range ra_tile_columns(int64_t begin, int64_t end, ra_range firs
     return columns;
 }
 
+/* What each of `count` rows sees to what each block of mr rows does. */
+static inline void ra_tile_blocks(const ra_range *rows, int64_t count, int64_t mr, ra_range *blocks)
+{
+    for (int64_t i = 0; i < count; i += mr) {
+        blocks[i / mr] = (ra_range){rows[i].begin, rows[ra_min_i64(i + mr, count) - 1].end};
+    }
+}
+
+/* The same the other way round: the rows that see some of the mr columns of each block, for the
+ * blocks of `width` columns. */
+static inline void ra_tile_seen_by(const ra_range *rows, int64_t count, int64_t mr, int64_t width,
+                                   ra_range *blocks)
+{
+    ra_range seen = {0, 0};
+    for (int64_t column = 0; column < width; column += mr) {
+        while (seen.begin < count && rows[seen.begin].end <= column) {
+            seen.begin++;
+        }
+        while (seen.end < count && rows[seen.end].begin < column + mr) {
+            seen.end++;
+        }
+        blocks[column / mr] = seen;
+    }
+}
+
 /* Rows [pos, pos + count) of a piece in tensor t. */
 static inline ra_rows ra_tile_rows(const ra_tensor *t, const ra_piece *piece, int64_t head,
                                    int64_t pos, int64_t count)
