@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -164,8 +165,9 @@ def parse():
                                      epilog="exit status: 0 success, 1 a wrong result, 2 bad use, "
                                             "3 a failure of the machine")
     parser.add_argument("--quick", action="store_true", help="at most 2048 positions")
-    parser.add_argument("--only", default="", metavar="TEXT",
-                        help="only rows whose name contains TEXT; `ringattn bench --list` names them")
+    parser.add_argument("--only", action="append", metavar="TEXT",
+                        help="only rows whose name contains TEXT, or another TEXT where --only is "
+                             "repeated; `ringattn bench --list` names them")
     parser.add_argument("--levels", metavar="LIST", help="instruction sets (all of the machine)")
     parser.add_argument("--threads", metavar="LIST", help="numbers of threads (1 and all CPUs)")
     parser.add_argument("--no-torch", action="store_true", help="without PyTorch beside it")
@@ -191,12 +193,18 @@ def start_peers(python, levels):
     return peers
 
 
+def row_names(args, select):
+    every = run([args.ringattn, "bench", "--list", *select]).splitlines()
+    for text in args.only or []:
+        if not any(text in name for name in every):
+            raise Failure(2, f"--only: {text}, expected a part of a row's name")
+    return [name for name in every if not args.only or any(text in name for text in args.only)]
+
+
 def measure(args, levels, threads, peers):
     """All rows; each is printed as soon as it is there."""
     select = ["--quick"] if args.quick else []
-    names = run([args.ringattn, "bench", "--list", "--only", args.only, *select]).splitlines()
-    if not names:
-        raise Failure(2, f"--only: {args.only}, expected a part of a row's name")
+    names = row_names(args, select)
     progress = Progress(len(names) * len(threads) * (len(levels) + (None in peers)))
     print(cpu_report.HEADER)
     rows = []
@@ -256,6 +264,7 @@ def bench(args):
 
 def main():
     args = parse()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return bench(args)
     except Failure as failure:

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Turns the JSON of cpu_bench.py into a table and, where matplotlib is installed, a plot.
 
-As a program: `cpu_report.py build/bench_cpu.json` prints the table and draws build/bench_cpu.png.
-Must not measure anything.
+As a program: `cpu_report.py build/bench_cpu.json` prints the table and draws build/bench_cpu.png;
+with --markdown it prints the table of docs/kernels.md, of one result or of several together. Must
+not measure anything.
 """
 import argparse
 import json
@@ -82,6 +83,23 @@ def text_of(result):
     return "\n".join([*lines, "", LEGEND]) + "\n"
 
 
+def markdown_of(results):
+    """A Markdown table with one line a row, both operations beside each other."""
+    lines = ["| shape | level | threads | forward GFLOP/s | of peak | PyTorch | times | any set "
+             "| backward GFLOP/s | of peak | PyTorch | times | any set |",
+             "| --- " * 13 + "|"]
+    for row in (row for result in results for row in result["rows"] if row["pass"]):
+        line = f"| {row['name']} | {row['level']} | {row['threads']} |"
+        for operation in OPERATIONS:
+            ours, torch = row[operation], rate(row, "torch", operation)
+            unlimited = rate(row, "torch_unlimited", operation)
+            line += f" {ours['gflops']:.0f} | {ours['ratio']:.2f} |"
+            line += f" {torch:.0f} | {ours['gflops'] / torch:.1f} |" if torch else " | |"
+            line += f" {unlimited:.0f} |" if unlimited else " |"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
 def draw(result, path):
     """A panel for every level and number of threads: rates as bars, the peak as a mark."""
     import matplotlib
@@ -128,18 +146,31 @@ def draw_or_say(result, path):
         print(f"plot in {path}", file=sys.stderr)
 
 
+def load(path):
+    """A result and its text, which also shows that it is one."""
+    result = json.loads(path.read_text())
+    return result, text_of(result)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("json", type=Path, help="a file that cpu_bench.py wrote")
-    path = parser.parse_args().json
-    try:
-        result = json.loads(path.read_text())
-        print(text_of(result), end="")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        print(f"cpu_report: {path}: {error!r}, expected a file that cpu_bench.py wrote",
-              file=sys.stderr)
-        return 2
-    draw_or_say(result, path.with_suffix(".png"))
+    parser.add_argument("json", type=Path, nargs="+", help="files that cpu_bench.py wrote")
+    parser.add_argument("--markdown", action="store_true", help="one Markdown table, no plot")
+    args = parser.parse_args()
+    results = []
+    for path in args.json:
+        try:
+            results.append(load(path))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            print(f"cpu_report: {path}: {error!r}, expected a file that cpu_bench.py wrote",
+                  file=sys.stderr)
+            return 2
+    if args.markdown:
+        print(markdown_of([result for result, _ in results]), end="")
+        return 0
+    for path, (result, text) in zip(args.json, results, strict=True):
+        print(text, end="")
+        draw_or_say(result, path.with_suffix(".png"))
     return 0
 
 
