@@ -13,6 +13,7 @@ set(RA_LIBRARY_SOURCES
     src/plan/balance_cut.c
     src/plan/balance_greedy.c
     src/plan/balance_peel.c
+    src/plan/balance_repair.c
     src/plan/cost.c
     src/plan/cover.c
     src/plan/desc.c

@@ -167,8 +167,7 @@ RA_API int64_t ra_runs_positions(const ra_run *runs, int64_t run_count, int64_t 
 /* take: slice = the runs' positions of whole; put: back to their places. whole is [outer, seq],
  * slice [outer, positions of the runs], of `width` bytes a position: for [B, H, S, D] outer is B *
  * H and width the bytes of D, for [B, S, H, D] it is B and those of H * D. The runs of all ranks,
- * one rank after another, permute a batch into rank order and back. RA_E_ARG if a run leaves the
- * row. */
+ * one after another, permute a batch and back. RA_E_ARG if a run leaves the row. */
 RA_API ra_status ra_runs_take(const ra_run *runs, int64_t run_count, const void *whole,
                               int64_t outer, int64_t seq, size_t width, void *slice);
 RA_API ra_status ra_runs_put(const ra_run *runs, int64_t run_count, const void *slice,
@@ -261,11 +260,9 @@ RA_API ra_status ra_trace_write(const ra_trace *trace, const char *json_path);
  * its device behind every computation. */
 typedef struct ra_trace_summary {
     size_t size;
-    double wall;     /* any rank of the trace was inside a call */
-    double compute;  /* of wall: this rank computed */
-    double exposed;  /* of wall: its computation waited for an exchange */
-    double idle;     /* of wall: the rest, as before its call and behind it */
-    double exchange; /* exchanges, hidden or exposed */
+    double wall;                   /* any rank of the trace was inside a call: the sum of ... */
+    double compute, exposed, idle; /* computations; waits for an exchange; the rest */
+    double exchange;               /* exchanges, hidden or exposed */
 } ra_trace_summary;
 /* Of the events that are left. The caller sets out->size; while no call runs. */
 RA_API ra_status ra_trace_summarize(const ra_trace *trace, int rank, ra_trace_summary *out);
@@ -375,10 +372,10 @@ typedef struct ra_balance {
 
 /* Shards of equal cost. whole: rows and seq_local of the whole batch; runs ignored. layers: the
  * kinds that will share the shards; a position costs the weighted pairs of its queries. imbalance
- * is at most 1.03 if no `align` positions cost more than 1 % of a rank's mean, else as near as a
- * greedy deal comes. Then a rank owns one run, or, with equal_tokens, all together at most 2 *
- * ranks - 1. Linear in the tokens; the same on every rank. Free with ra_balance_free, after success
- * only. */
+ * is at most 1.03 if no `align` positions cost more than 1 % of a rank's mean; then a rank owns one
+ * run, or, with equal_tokens, all together at most 2 * ranks - 1. Else it is as near as exchanging
+ * such pieces comes, in more runs. Linear in the tokens; the same on every rank. Free with
+ * ra_balance_free, after success only. */
 RA_API ra_status ra_runs_balanced(const ra_step_desc *whole, const ra_layer *layers,
                                   int layer_count, int ranks, const ra_balance_options *options,
                                   ra_balance *out);

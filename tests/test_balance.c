@@ -240,6 +240,36 @@ static void known_shards(void **state)
     problem_free(&p);
 }
 
+/* Pieces of more than 1 % of a mean: a few exchanges still balance, where dealing each piece anew
+ * would make as many runs as there are pieces. */
+static void coarse_alignment(void **state)
+{
+    (void)state;
+    enum { SEQ = 8192, RANKS = 8, ALIGN = 64 };
+    int32_t docs[SEQ];
+    problem p;
+    rng r = rng_of(support_seed());
+    support_limit(60, "coarse alignment");
+    for (int turn = 0; turn < 20; turn++) {
+        int32_t doc = 0;
+        for (int64_t pos = 0; pos < SEQ;) {
+            doc++;
+            for (int64_t left = rng_int(&r, 20, 900); left > 0 && pos < SEQ; left--) {
+                docs[pos++] = doc;
+            }
+        }
+        problem_create(&p, layer_of(1, 1, 8, RA_F32), 1, SEQ);
+        problem_set_docs(&p, docs);
+        for (int equal = 0; equal < 2; equal++) {
+            ra_balance b = balance_of(&p, RANKS, ALIGN, equal);
+            assert_true(b.imbalance <= 1.03);
+            assert_true(b.run_first[RANKS] <= (equal ? 4 * RANKS : 3 * RANKS));
+            ra_balance_free(&b);
+        }
+        problem_free(&p);
+    }
+}
+
 static void nothing_to_weigh(void **state)
 {
     (void)state;
@@ -371,10 +401,10 @@ int main(int argc, char **argv)
 {
     support_start(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_batches), cmocka_unit_test(long_batches),
-        cmocka_unit_test(known_shards),   cmocka_unit_test(nothing_to_weigh),
-        cmocka_unit_test(bad_requests),   cmocka_unit_test(permutes),
-        cmocka_unit_test(bad_runs),
+        cmocka_unit_test(random_batches),   cmocka_unit_test(long_batches),
+        cmocka_unit_test(known_shards),     cmocka_unit_test(nothing_to_weigh),
+        cmocka_unit_test(coarse_alignment), cmocka_unit_test(bad_requests),
+        cmocka_unit_test(permutes),         cmocka_unit_test(bad_runs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

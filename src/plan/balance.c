@@ -115,22 +115,27 @@ static double measure(const ra_granules *g, const int *owner, double *load)
     return total > 0 ? busiest * g->ranks / total : 1;
 }
 
-/* Few runs if they balance, else whatever balances better. */
+/* Few runs if they balance; where granules are too large for that, a few runs more; where even they
+ * are not enough, whatever balances better. */
 static ra_status deal(const ra_granules *g, bool equal_tokens, int **owner, double *imbalance)
 {
     double *load = NULL;
     int *other = NULL;
     ra_status status = RA_NEW(&load, g->ranks);
-    if (!status) {
-        status = equal_tokens ? ra_balance_peel(g, *owner) : ra_balance_cut(g, *owner);
-    }
-    if (status) {
+    status = status ? status : RA_NEW(&other, g->count + 1);
+    if (status ||
+        (status = equal_tokens ? ra_balance_peel(g, *owner) : ra_balance_cut(g, *owner))) {
         goto done;
     }
     *imbalance = measure(g, *owner, load);
     if (*imbalance > GOOD_ENOUGH) {
-        if ((status = RA_NEW(&other, g->count)) ||
-            (status = ra_balance_greedy(g, equal_tokens, other))) {
+        if ((status = ra_balance_repair(g, equal_tokens, GOOD_ENOUGH, load, *owner))) {
+            goto done;
+        }
+        *imbalance = measure(g, *owner, load);
+    }
+    if (*imbalance > GOOD_ENOUGH) {
+        if ((status = ra_balance_greedy(g, equal_tokens, other))) {
             goto done;
         }
         double found = measure(g, other, load);

@@ -1,4 +1,4 @@
-/* Three ways to deal a row of granules to ranks so that costs are equal. A granule is the unit of
+/* Ways to deal a row of granules to ranks so that costs are equal. A granule is the unit of
  * alignment: consecutive positions that stay together. Must not know what a cost is. */
 #ifndef RA_PLAN_BALANCE_H
 #define RA_PLAN_BALANCE_H
@@ -20,6 +20,10 @@ ra_status ra_balance_cut(const ra_granules *granules, int *owner);
  * 100, every share misses the mean of what was left by m / 50 at most, to the side that makes up
  * for those before, so no rank costs more than 1.03 m. */
 ra_status ra_balance_peel(const ra_granules *granules, int *owner);
+/* Exchanges granules of a deal until no rank costs more than good * m, or nothing helps. load:
+ * [ranks] the costs of the ranks. */
+ra_status ra_balance_repair(const ra_granules *granules, bool equal_tokens, double good,
+                            double *load, int *owner);
 /* The most expensive granule first, each to the cheapest rank; many runs. For granules so large
  * that where they stand cannot matter. */
 ra_status ra_balance_greedy(const ra_granules *granules, bool equal_tokens, int *owner);
