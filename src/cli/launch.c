@@ -1,5 +1,5 @@
-/* The parent keeps a pipe's two ends for the children, who learn of them, and of their ranks, from
- * the environment. */
+/* A pipe for each rank, from rank 0; the children learn of them, and of their ranks, from the
+ * environment. */
 #include "cli/launch.h"
 
 #include <errno.h>
@@ -17,26 +17,28 @@
 #include "cli/commands.h"
 #include "cli/report.h"
 
-static const char variable[] = "RINGATTN_LAUNCHED"; /* rank, size, and the pipe's two ends */
+/* Rank, size, and the two ends of every rank's pipe. */
+static const char variable[] = "RINGATTN_LAUNCHED";
 
 enum {
-    SHARE_MAX = 512,  /* bytes that a pipe takes and gives as one */
-    GRACE_MS = 10000, /* for the others to end by themselves: they may be about to report */
+    SHARE_MAX = 512, /* bytes that a pipe takes and gives as one */
+    GRACE_MS = 4000, /* for the others to end by themselves: they may be about to report */
     POLL_MS = 20,
 };
 
 /* ---- a child's side */
 
-static bool read_variable(int *rank, int *size, int ends[2])
+/* The rest of the variable, or NULL. */
+static const char *read_variable(int *rank, int *size)
 {
     const char *text = getenv(variable);
-    return text && sscanf(text, "%d %d %d %d", rank, size, &ends[0], &ends[1]) == 4;
+    int length = 0;
+    return text && sscanf(text, "%d %d%n", rank, size, &length) == 2 ? text + length : NULL;
 }
 
 bool ra_launched(int *rank, int *size)
 {
-    int ends[2];
-    if (!read_variable(rank, size, ends)) {
+    if (!read_variable(rank, size)) {
         return false;
     }
     prctl(PR_SET_PDEATHSIG, SIGTERM); /* nobody is left to report to */
@@ -45,12 +47,18 @@ bool ra_launched(int *rank, int *size)
 
 ra_status ra_launch_share(void *bytes, size_t count)
 {
-    int rank = 0, size = 1, ends[2] = {-1, -1};
+    int rank = 0, size = 1, ends[2], length;
+    const char *rest = read_variable(&rank, &size);
+    bool done = rest || size == 1;
     RA_CHECK(count <= SHARE_MAX);
-    read_variable(&rank, &size, ends);
-    bool done = rank == 0 || read(ends[0], bytes, count) == (ssize_t)count;
-    for (int i = 1; rank == 0 && i < size; i++) {
-        done = done && write(ends[1], bytes, count) == (ssize_t)count;
+    for (int to = 0; done && to < size; to++, rest += length) {
+        done = sscanf(rest, "%d %d%n", &ends[0], &ends[1], &length) == 2;
+        if (done && rank == 0 && to > 0) {
+            done = write(ends[1], bytes, count) == (ssize_t)count;
+        }
+        if (done && rank > 0 && to == rank) {
+            done = read(ends[0], bytes, count) == (ssize_t)count;
+        }
     }
     return done ? RA_OK
                 : RA_FAIL(RA_E_COMM, "rank %d: the pipe between the ranks has failed", rank);
@@ -59,17 +67,23 @@ ra_status ra_launch_share(void *bytes, size_t count)
 /* ---- the parent's side */
 
 typedef struct family {
-    int size, left; /* not ended yet */
+    int size, left; /* processes; those that have not ended */
     pid_t *child;   /* [size] 0: has ended */
+    int *ends;      /* [2 * size] of the pipes */
+    char *text;     /* for the environment */
     int worst;      /* exit status */
 } family;
 
-static ra_status start_child(family *f, int rank, const int ends[2], char **argv)
+enum { WORD = 12 }; /* a number and a space */
+
+static ra_status start_child(const family *f, int rank, char **argv)
 {
     extern char **environ;
-    char text[64];
-    snprintf(text, sizeof text, "%d %d %d %d", rank, f->size, ends[0], ends[1]);
-    if (setenv(variable, text, 1) != 0) {
+    char *at = f->text + sprintf(f->text, "%d %d", rank, f->size);
+    for (int i = 0; i < 2 * f->size; i++) {
+        at += sprintf(at, " %d", f->ends[i]);
+    }
+    if (setenv(variable, f->text, 1) != 0) {
         return RA_FAIL(RA_E_NOMEM, "rank %d: its environment: %s", rank, strerror(errno));
     }
     int error = posix_spawn(&f->child[rank], "/proc/self/exe", NULL, NULL, argv, environ);
@@ -77,18 +91,28 @@ static ra_status start_child(family *f, int rank, const int ends[2], char **argv
         f->child[rank] = 0;
         return RA_FAIL(RA_E_NOMEM, "rank %d: its process: %s", rank, strerror(error));
     }
-    f->left++;
     return RA_OK;
 }
 
 /* Signals those that have not ended. */
 static void end_others(const family *f, int signal_number)
 {
-    for (int rank = 0; rank < f->size; rank++) {
+    for (int rank = 0; f->child && rank < f->size; rank++) {
         if (f->child[rank]) {
             kill(f->child[rank], signal_number);
         }
     }
+}
+
+static void report_end(int rank, int how)
+{
+    if (WIFSIGNALED(how)) {
+        ra_fail(RA_E_COMM, "rank %d: its process was ended by signal %d, %s", rank, WTERMSIG(how),
+                strsignal(WTERMSIG(how)));
+    } else {
+        ra_fail(RA_E_COMM, "rank %d: its process ended with status %d", rank, WEXITSTATUS(how));
+    }
+    ra_error_print();
 }
 
 /* Notes how a process ended. */
@@ -100,10 +124,8 @@ static void note_end(family *f, pid_t child, int how)
             f->child[rank] = 0;
             f->left--;
             /* Those that this process ends are no news. */
-            if (WIFSIGNALED(how) && f->worst < RA_EXIT_USE) {
-                ra_fail(RA_E_COMM, "rank %d: its process was ended by signal %d, %s", rank,
-                        WTERMSIG(how), strsignal(WTERMSIG(how)));
-                ra_error_print();
+            if (status >= RA_EXIT_USE && f->worst < RA_EXIT_USE) {
+                report_end(rank, how);
             }
         }
     }
@@ -132,19 +154,32 @@ static void wait_for_all(family *f)
     }
 }
 
+static ra_status open_pipes(family *f)
+{
+    RA_TRY(RA_NEW(&f->child, f->size));
+    RA_TRY(RA_NEW(&f->ends, 2 * f->size));
+    RA_TRY(RA_NEW(&f->text, WORD * 2 * (f->size + 1)));
+    memset(f->ends, -1, 2 * (size_t)f->size * sizeof *f->ends);
+    for (int rank = 0; rank < f->size; rank++) {
+        if (pipe(f->ends + (ptrdiff_t)2 * rank) != 0) {
+            return RA_FAIL(RA_E_NOMEM, "rank %d: its pipe: %s", rank, strerror(errno));
+        }
+    }
+    return RA_OK;
+}
+
 int ra_launch(int ranks, char **argv)
 {
     family f = {.size = ranks};
-    int ends[2] = {-1, -1};
-    ra_status status = RA_NEW(&f.child, ranks);
-    if (!status && pipe(ends) != 0) {
-        status = RA_FAIL(RA_E_NOMEM, "the pipe between the ranks: %s", strerror(errno));
-    }
+    ra_status status = open_pipes(&f);
     for (int rank = 0; !status && rank < ranks; rank++) {
-        status = start_child(&f, rank, ends, argv);
+        status = start_child(&f, rank, argv);
+        f.left += !status;
     }
-    close(ends[0]);
-    close(ends[1]);
+    unsetenv(variable);
+    for (int i = 0; f.ends && i < 2 * ranks; i++) {
+        close(f.ends[i]);
+    }
     if (status) {
         ra_error_print();
         f.worst = RA_EXIT_MACHINE;
@@ -152,5 +187,7 @@ int ra_launch(int ranks, char **argv)
     }
     wait_for_all(&f);
     ra_free(f.child);
+    ra_free(f.ends);
+    ra_free(f.text);
     return f.worst;
 }
