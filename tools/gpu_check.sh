@@ -189,7 +189,7 @@ step_nccl() {
     collect
     begin "NCCL faults" "$build/gpu_nccl_faults"
     collect
-    grep -hE ' MiB freed' "$(log_of "NCCL faults")" | sed 's/^/      /'
+    grep -hE '(forward|backward) .* s: ' "$(log_of "NCCL faults")" | sed 's/^/      /'
     if [ ! -x "$build/ringattn" ]; then
         skip "golden cases over NCCL: no command line"
         return

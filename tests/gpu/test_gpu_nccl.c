@@ -127,7 +127,7 @@ static void exchanges(int rank, ra_comm *comm, void *arg, rank_report *report)
     (void)arg;
     rng own = rng_of(support_seed() + 1 + (uint64_t)rank);
     uint64_t sent = 0;
-    for (int turn = 0; turn < 40 && !report->status; turn++) {
+    for (int turn = 0; turn < 24 && !report->status; turn++) {
         /* Past a piece, and now and then past a round. */
         int64_t longest = turn == 4 ? 12 << 20 : turn % 4 == 0 ? 100000 : 3000;
         sent += exchange_one(comm, rank, turn, &own, longest, report);

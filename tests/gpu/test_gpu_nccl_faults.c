@@ -135,9 +135,13 @@ static void judge(const trial *t, const nccl_world *w, int *failures)
     right = right && t->lives[1 - VICTIM] && (killed || t->lives[VICTIM]) &&
             (!t->alone || t->freed_mib[1 - VICTIM] > 0) && w->report[1 - VICTIM].status == RA_OK &&
             (killed || w->report[VICTIM].status == RA_OK);
-    printf("%-5s %-8s %-6s: %4.2f s, %lld MiB freed: %s\n", t->plan.kind,
+    printf("%-5s %-8s %-6s: %4.2f s: %s", t->plan.kind,
            t->plan.phase == FAULT_FORWARD ? "forward" : "backward", t->plan.moment,
-           t->seconds[1 - VICTIM], t->freed_mib[1 - VICTIM], right ? "ok" : "FAILED");
+           t->seconds[1 - VICTIM], right ? "ok" : "FAILED");
+    if (t->alone) {
+        printf(", %lld MiB freed", t->freed_mib[1 - VICTIM]);
+    }
+    printf("; %s\n", r->message);
     for (int rank = 0; !right && rank < 2; rank++) {
         printf("  rank %d: %s %s, %.2f s, lives %d; process: %s\n", rank,
                ra_status_name(t->seen[rank].status), t->seen[rank].message, t->seconds[rank],

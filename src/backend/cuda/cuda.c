@@ -404,7 +404,8 @@ static const ra_backend_ops ops = {
     .grad_whole = grad_whole,
     .mark_event = mark_event,
     .follow = follow,
-    .landing_bytes = (int64_t)64 << 20, /* 0.2 ms between GPUs: several times a launch and a wait */
+    .landing_bytes =
+        (int64_t)256 << 20, /* 0.7 ms between GPUs: twice a launch, a wait, an addition */
 };
 
 /* Memory that is free again is used again, but never by making an upload wait for a kernel. */

@@ -83,12 +83,16 @@ static ra_status post_pieces(const ra_nccl_member *m)
     return RA_OK;
 }
 
-/* Sends and receives of a round, together. */
-static ra_status run_round(const ra_nccl_watch *w)
+/* Sends and receives of a round, together. The start is marked where NCCL's kernel can begin: what
+ * follows it leaves that the processors, as copies would not. */
+static ra_status run_round(const ra_nccl_watch *w, bool first)
 {
     ra_nccl_member *m = w->m;
     RA_TRY(reserve_staging(w, m->rounds.staging_bytes));
     RA_TRY(copy_pieces(m, true));
+    if (first) {
+        RA_CUDA_TRY(cudaEventRecord(m->start, m->stream));
+    }
     RA_TRY(ra_nccl_check(m, m->nccl.group_start(), "ncclGroupStart"));
     ra_status posted = post_pieces(m);
     RA_TRY(posted ? (m->nccl.group_end(), posted)
@@ -106,14 +110,13 @@ static ra_status queue_exchange(const ra_nccl_watch *w)
     RA_TRY(ra_nccl_rounds_start(&m->rounds, w->xfers, w->xfer_count));
     if (w->order) {
         RA_CUDA_TRY(cudaStreamWaitEvent(m->stream, (cudaEvent_t)w->order->after, 0));
-        RA_CUDA_TRY(cudaEventRecord(m->start, m->stream));
     }
-    for (;;) {
+    for (bool first = true;; first = false) {
         RA_TRY(ra_nccl_rounds_next(&m->rounds));
         if (m->rounds.piece_count == 0) {
             return RA_OK;
         }
-        RA_TRY(run_round(w));
+        RA_TRY(run_round(w, first));
     }
 }
 
@@ -233,6 +236,7 @@ static void nccl_close(void *user)
             cudaStreamDestroy(m->stream);
         }
     }
+    ra_nccl_notice_close(m->notice);
     ra_nccl_rounds_free(&m->rounds);
     pthread_mutex_destroy(&m->lock);
     ra_free(m);
@@ -259,6 +263,7 @@ static ra_status open_nccl(ra_nccl_member *m, const ra_nccl_id *id)
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     memcpy(&unique, id, sizeof unique);
+    RA_TRY(ra_nccl_notice_open(id, sizeof *id, m->rank, m->size, &m->notice));
     RA_TRY(ra_nccl_ending_create(&m->nccl, m->device, &m->ending));
     return ra_nccl_check(m, m->nccl.init(&m->comm, m->size, unique, m->rank, &config),
                          "ncclCommInitRankConfig");
@@ -270,7 +275,9 @@ static ra_status join(ra_nccl_member *m)
     ra_nccl_watch w = ra_nccl_watch_begin(m, NULL, 0, RA_TIMEOUT_MS_DEFAULT);
     pthread_mutex_lock(&m->lock);
     RA_TRY(leave(m, ra_nccl_wait_ready(&w)));
-    return nccl_barrier(m, RA_TIMEOUT_MS_DEFAULT);
+    RA_TRY(nccl_barrier(m, RA_TIMEOUT_MS_DEFAULT));
+    ra_nccl_notice_meet(m->notice);
+    return RA_OK;
 }
 
 static ra_status check_open(const ra_nccl_id *id, int rank, int size, int device,

@@ -15,7 +15,7 @@
  * and between two of them a computation may take every processor. Blocks below SMALL go together.
  */
 enum {
-    RA_NCCL_SMALL_BYTES = 1 << 20,
+    RA_NCCL_SMALL_BYTES = 1 << 16,
     RA_NCCL_PIECE_BYTES = 64 << 20,
     RA_NCCL_ROUND_BYTES = 448 << 20, /* and at most a piece more */
 };

@@ -26,6 +26,7 @@ void ra_nccl_fail(ra_nccl_member *m, const char *why)
     if (!m->ended) {
         m->ended = true;
         snprintf(m->why, sizeof m->why, "%s", why);
+        ra_nccl_notice_tell(m->notice, why);
         ra_nccl_end(m->ending, m->comm, true, 0);
     }
 }
@@ -128,6 +129,7 @@ static ra_status wait_for(const ra_nccl_watch *w,
         if (yes) {
             return RA_OK;
         }
+        RA_TRY(ra_nccl_notice_check(w->m->notice));
         int64_t now = ra_clock_ns();
         if (now >= w->deadline_ns) {
             return fail_late(w);

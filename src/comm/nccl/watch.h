@@ -12,6 +12,7 @@
 #include "base/limits.h"
 #include "comm/comm.h"
 #include "comm/nccl/ending.h"
+#include "comm/nccl/notice.h"
 #include "comm/nccl/rounds.h"
 
 typedef struct ra_nccl_member {
@@ -20,6 +21,7 @@ typedef struct ra_nccl_member {
     pthread_mutex_t lock; /* of all below but the memory of an exchange */
     ncclComm_t comm;
     ra_nccl_ending *ending;
+    ra_nccl_notice *notice;
     bool ended;
     char why[RA_MESSAGE_BYTES]; /* it ended */
     cudaStream_t stream;
