@@ -46,23 +46,57 @@ class Peer:
     """PyTorch in a process of its own, with one limit on its instructions."""
 
     def __init__(self, python, level):
-        environment = {k: v for k, v in os.environ.items() if k not in UNSET}
+        self.command = [python, HERE / "cpu_peer.py"]
+        self.environment = {k: v for k, v in os.environ.items() if k not in UNSET}
         if level in LIMITS:
-            environment |= dict(zip(LIMIT_NAMES, LIMITS[level], strict=True))
+            self.environment |= dict(zip(LIMIT_NAMES, LIMITS[level], strict=True))
+        self.start()
+
+    def start(self):
         self.process = subprocess.Popen(
-            [python, HERE / "cpu_peer.py"], env=environment, text=True, stdin=subprocess.PIPE,
+            self.command, env=self.environment, text=True, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     def answer(self):
         line = self.process.stdout.readline()
-        return json.loads(line) if line else {"failed": f"status {self.process.wait()}"}
+        return json.loads(line) if line else {"failed": f"the process ended with status {self.process.wait()}"}
+
+    def ask(self, row, found):
+        """Adds the results of the variants that are not found yet. False if the process ended, for
+        which the variant in progress is blamed."""
+        name = "PyTorch"
+        try:
+            self.process.stdin.write(json.dumps(row | {"skip": list(found)}) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            found[name] = self.answer()
+            return False
+        while True:
+            answer = self.answer()
+            if "begin" in answer:
+                name = answer["begin"]
+            elif "variant" in answer:
+                found[answer.pop("variant")] = answer
+            elif "end" in answer:
+                return True
+            else:
+                found[name] = answer
+                return False
 
     def measure(self, row):
-        if self.process.poll() is not None:
-            return {"failed": f"status {self.process.returncode}"}
-        self.process.stdin.write(json.dumps(row) + "\n")
-        self.process.stdin.flush()
-        return self.answer()
+        """The fastest variant of each operation, and all of them."""
+        found = {}
+        while not self.ask(row, found):
+            self.start()
+            if "failed" in self.answer() or "PyTorch" in found:
+                break
+        best = {"variants": found}
+        for operation in cpu_report.OPERATIONS:
+            done = [{"variant": name} | variant[operation]
+                    for name, variant in found.items() if operation in variant]
+            if done:
+                best[operation] = min(done, key=lambda timing: timing["seconds"])
+        return best
 
     def close(self):
         self.process.kill()

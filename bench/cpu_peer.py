@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """PyTorch's CPU attention, timed on the shapes that cpu_bench.py names.
 
-Reads one JSON object a line, a row of `ringattn bench --json`, and answers one JSON object a line:
+Reads one JSON object a line: a row of `ringattn bench --json`, with "skip", a list of variants that
+are not wanted. Answers with JSON objects, one a line: for every variant
 
-    {"forward": {"variant": "sdpa", "seconds": 0.5, "gflops": 80.0}, "backward": {...},
-     "variants": {"sdpa": {...}, "flex_attention": {"forward": {...}, "failed": "why"}}}
+    {"begin": "sdpa"}
+    {"variant": "sdpa", "forward": {"seconds": 0.5, "gflops": 80.0}, "backward": {...}}
 
-The first answer, before any row, says which PyTorch this is. A variant is one way to ask PyTorch
-for the attention of the row; its results are checked before it counts, and the fastest counts.
+the second with "failed": "why" where there was a failure, then {"end": true}. The first answer,
+before any row, says which PyTorch this is. A variant is one way to ask PyTorch for the attention of
+the row; its results are checked before they are timed. What crashes takes this process along, and
+"begin" tells which variant it was.
 What limits PyTorch's instructions is in the environment, which cpu_bench.py sets: PyTorch reads it
 when it is loaded. Must not know ringattn.
 """
@@ -175,25 +178,28 @@ def run_variant(problem, prepare, best_seconds):
     return result
 
 
+def say(answer):
+    print(json.dumps(answer), flush=True)
+
+
 def run_row(row):
     torch.set_num_threads(row["threads"])
     problem = Problem(row)
-    found, answer = {}, {}
+    best_seconds = float("inf")
     for name, prepare in variants_of(row).items():
-        best = answer.get("forward", {}).get("seconds", float("inf"))
-        found[name] = run_variant(problem, prepare, best)
-        for operation in FLOPS:
-            new, old = found[name].get(operation), answer.get(operation)
-            if new and (not old or new["seconds"] < old["seconds"]):
-                answer[operation] = {"variant": name} | new
-    return answer | {"variants": found}
+        if name in row["skip"]:
+            continue
+        say({"begin": name})
+        result = run_variant(problem, prepare, best_seconds)
+        best_seconds = min(best_seconds, result.get("forward", {}).get("seconds", best_seconds))
+        say({"variant": name} | result)
+    say({"end": True})
 
 
 def main():
-    about = {"torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability()}
-    print(json.dumps(about), flush=True)
+    say({"torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability()})
     for line in sys.stdin:
-        print(json.dumps(run_row(json.loads(line))), flush=True)
+        run_row(json.loads(line))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 #!/bin/bash
-# bench/cpu_bench.py as a user meets it, without PyTorch. Usage: cpu_bench.sh BINARY CPU_BENCH_PY
+# bench/cpu_bench.py as a user meets it, a stand-in taking the place of a Python with PyTorch.
+# Usage: cpu_bench.sh BINARY CPU_BENCH_PY
 # Every line of output is a failure, a skip or the sum at the end.
 set -u
 binary=$1
@@ -42,15 +43,40 @@ left=("$work"/*)
     echo "FAILED: runs that failed left files: ${left[*]}"
 }
 
+# Three ways to ask for a row; the second takes its process along.
+cat >"$work/stand_in" <<'END'
+#!/usr/bin/env python3
+import json, os, sys
+
+if sys.argv[1] == "-c":
+    sys.exit(0)  # asked whether it has torch
+
+def say(**answer):
+    print(json.dumps(answer), flush=True)
+
+say(torch="stand-in")
+for line in sys.stdin:
+    for name, seconds in (("slow", 4.0), ("crashing", 1.0), ("fast", 2.0)):
+        if name not in json.loads(line)["skip"]:
+            say(begin=name)
+            if name == "crashing":
+                os._exit(7)
+            say(variant=name, forward={"seconds": seconds, "gflops": 8 / seconds})
+    say(end=True)
+END
+chmod +x "$work/stand_in"
 best=$("$binary" --version | awk 'END { print $NF }')
-expect 0 'without PyTorch (--no-torch)' --no-torch --quick --only 'window1024 s2048 bf16' \
-    --threads 1,2 --levels "$best"
+expect 0 'torch, crashing: the process ended with status 7' --quick --threads 1,2 --levels "$best" \
+    --only 'window1024 s2048 bf16' --torch-python "$work/stand_in"
 if python3 - "$work/out.json" <<'END'
 import json, sys
 
 rows = json.load(open(sys.argv[1]))["rows"]
 assert [r["threads"] for r in rows] == [1, 2], rows
 for row in rows:
+    for peer in ("torch", "torch_unlimited"):
+        assert row[peer]["forward"] == {"variant": "fast", "seconds": 2.0, "gflops": 4.0}, row
+        assert set(row[peer]["variants"]) == {"slow", "crashing", "fast"}, row
     assert row["pass"] and row["error_share"] <= 1, row
     for operation, flops in (("forward", 4), ("backward", 10)):
         r = row[operation]
