@@ -37,10 +37,10 @@ static ra_status deaf_exchange(void *user, const ra_xfer *xfers, int count, int 
 
 static ra_status deaf_gather(void *user, const void *mine, size_t bytes, void *all, int timeout_ms)
 {
-    enum { LISTS_MAX = 128 }; /* lists are 16 bytes a run; heads and claims are not */
+    enum { LISTS_MIN = 32, LISTS_MAX = 128 }; /* 16 bytes a run; nothing else is of such a size */
     deaf *d = user;
     ra_status status = ra_comm_gather(d->inner, mine, bytes, all, timeout_ms);
-    if (d->now && bytes > 0 && bytes % 16 == 0 && bytes <= LISTS_MAX) {
+    if (d->now && bytes >= LISTS_MIN && bytes % 16 == 0 && bytes <= LISTS_MAX) {
         *(unsigned char *)all ^= 1;
     }
     return status;
@@ -115,7 +115,8 @@ static void speak(int rank, ra_comm *inner, void *arg)
             "ctx")) {
         ra_step_desc desc = rank_desc(&w->p, &w->l[rank], rank), said = desc;
         said.rows = w->rows[rank] ? w->rows[rank] : desc.rows;
-        said.doc_id = w->hides_documents[rank] ? NULL : desc.doc_id;
+        bool hides = w->hides_documents[rank] || w->rows[rank]; /* there is one row of them */
+        said.doc_id = hides ? NULL : desc.doc_id;
         report_keep(report, ra_step_create(ctx, &said, &step), "step");
         rank_desc_free(&desc);
     }

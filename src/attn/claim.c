@@ -4,10 +4,20 @@
 #include <stdio.h>
 #include <string.h>
 
-ra_claim ra_claim_make(const ra_ctx *ctx)
+#include "base/alloc.h"
+#include "base/hash.h"
+
+/* Texts "name value, name value, ...": equal exactly if the configurations are, and ready for the
+ * message if they are not. Names have no blank, values no comma. */
+typedef struct claim {
+    char common[160];
+    char layer[RA_LAYERS_MAX][192];
+} claim;
+
+static claim make_claim(const ra_ctx *ctx)
 {
     static const char *const vision[] = {"off", "over_window", "within_window"};
-    ra_claim mine = {0};
+    claim mine = {0};
     snprintf(mine.common, sizeof mine.common,
              "version %s, backend %.16s, layers %d, forward_only %d, keep_kv %d, plan_only %d",
              ra_version(), ra_backend_name(ctx->backend), ctx->layer_count,
@@ -41,7 +51,7 @@ static ra_status compare_items(const char *where, int rank, const char *theirs, 
     return RA_OK;
 }
 
-ra_status ra_claims_compare(const ra_claim *all, int size)
+static ra_status compare_claims(const claim *all, int size)
 {
     for (int rank = 1; rank < size; rank++) {
         RA_TRY(compare_items("", rank, all[rank].common, all[0].common));
@@ -52,4 +62,25 @@ ra_status ra_claims_compare(const ra_claim *all, int size)
         }
     }
     return RA_OK;
+}
+
+/* Hashes first: that all agree is the rule, and their texts would be a large table on every rank.
+ */
+ra_status ra_claims_agree(const ra_ctx *ctx, ra_comm *comm, ra_status mine, int timeout_ms)
+{
+    claim own = {0}, *all = NULL;
+    if (!mine) {
+        own = make_claim(ctx);
+    }
+    uint64_t hash = ra_hash(RA_HASH_START, &own, sizeof own);
+    ra_status status = ra_comm_agree_on(comm, mine, "configuration", hash, timeout_ms);
+    if (status != RA_E_MISMATCH) {
+        return status;
+    }
+    int size = ra_comm_size(comm);
+    status = ra_comm_agree(comm, RA_NEW(&all, size), timeout_ms);
+    status = status ? status : ra_comm_gather(comm, &own, sizeof own, all, timeout_ms);
+    status = status ? status : compare_claims(all, size);
+    ra_free(all);
+    return status;
 }

@@ -5,17 +5,9 @@
 
 #include "attn/ctx.h"
 
-/* Texts "name value, name value, ...": equal exactly if the configurations are, and ready for the
- * message if they are not. Names have no blank, values no comma. */
-typedef struct ra_claim {
-    char common[160];
-    char layer[RA_LAYERS_MAX][192];
-} ra_claim;
-
-ra_claim ra_claim_make(const ra_ctx *ctx);
-
-/* all: [size], in the order of the ranks. RA_E_MISMATCH names the item and two ranks with their
- * values. */
-ra_status ra_claims_compare(const ra_claim *all, int size);
+/* Collective: RA_OK if every rank is ready, with the same configuration. mine: this rank's own
+ * failure, with which ctx may be NULL; it becomes every rank's. RA_E_MISMATCH names the item that
+ * differs, and two ranks with their values. */
+ra_status ra_claims_agree(const ra_ctx *ctx, ra_comm *comm, ra_status mine, int timeout_ms);
 
 #endif

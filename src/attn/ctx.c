@@ -65,20 +65,11 @@ ra_status ra_ctx_create(ra_backend *backend, ra_comm *comm, const ra_layer *laye
         return RA_FAIL(RA_E_ARG, "comm: NULL");
     }
     ra_ctx *ctx = NULL;
-    ra_claim *all = NULL;
-    int size = ra_comm_size(comm);
     ra_status status = check_create(backend, layers, layer_count, options, out);
     status = status ? status : create_local(backend, comm, layers, layer_count, options, &ctx);
-    status = status ? status : RA_NEW(&all, size);
     bool readable = options && options->size == sizeof *options && options->timeout_ms > 0;
     int timeout_ms = readable ? options->timeout_ms : RA_TIMEOUT_MS_DEFAULT;
-    status = ra_comm_agree(comm, status, timeout_ms);
-    if (!status) {
-        ra_claim mine = ra_claim_make(ctx);
-        status = ra_comm_gather(comm, &mine, sizeof mine, all, timeout_ms);
-    }
-    status = status ? status : ra_claims_compare(all, size);
-    ra_free(all);
+    status = ra_claims_agree(ctx, comm, status, timeout_ms);
     if (status) {
         ra_ctx_free(ctx);
         return status;

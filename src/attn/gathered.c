@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/hash.h"
 #include "plan/desc.h"
 
 /* What a rank says first. */
@@ -126,32 +127,20 @@ static ra_status unpack(const exchange *x, ra_gathered *out)
     return RA_OK;
 }
 
-static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
-{
-    for (size_t at = 0; at < bytes; at += sizeof(uint64_t)) {
-        uint64_t word = 0;
-        size_t left = bytes - at;
-        memcpy(&word, (const char *)data + at, left < sizeof word ? left : sizeof word);
-        hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
-        hash ^= hash >> 32;
-    }
-    return hash;
-}
-
 /* Of all that plans are made from. Plans that differ would make ranks wait for rows that nobody
  * sends, so it is compared before any is made. */
 static uint64_t hash_gathered(const ra_gathered *g, int size)
 {
-    uint64_t hash = 0xcbf29ce484222325u;
+    uint64_t hash = RA_HASH_START;
     int64_t runs = 0, tokens = 0;
     for (int rank = 0; rank < size; rank++) {
         runs += g->run_counts[rank];
         tokens += g->token_counts[rank];
     }
-    hash = hash_bytes(hash, g->run_counts, (size_t)size * sizeof *g->run_counts);
-    hash = hash_bytes(hash, g->token_counts, (size_t)size * sizeof *g->token_counts);
-    hash = hash_bytes(hash, g->runs, (size_t)runs * sizeof *g->runs);
-    return hash_bytes(hash, g->token_runs, (size_t)tokens * sizeof *g->token_runs);
+    hash = ra_hash(hash, g->run_counts, (size_t)size * sizeof *g->run_counts);
+    hash = ra_hash(hash, g->token_counts, (size_t)size * sizeof *g->token_counts);
+    hash = ra_hash(hash, g->runs, (size_t)runs * sizeof *g->runs);
+    return ra_hash(hash, g->token_runs, (size_t)tokens * sizeof *g->token_runs);
 }
 
 ra_status ra_gathered_build(ra_ctx *ctx, const ra_step_desc *desc, ra_gathered *out)

@@ -10,10 +10,10 @@
 
 /* What one rank says of itself when all agree. */
 typedef struct verdict {
-    int32_t status;
+    int64_t status;
     uint64_t value;
-    char text[RA_MESSAGE_BYTES];
 } verdict;
+typedef char sentence[RA_MESSAGE_BYTES];
 
 struct ra_comm {
     ra_comm_callbacks call;
@@ -21,7 +21,8 @@ struct ra_comm {
     int rank, size;
     atomic_bool aborted;
     atomic_ullong bytes_sent;
-    verdict *verdicts; /* [size] allocated early, so that a rank out of memory can still say so */
+    verdict *verdicts;   /* [size], as the next: allocated early, so that a rank out of memory */
+    sentence *sentences; /* can still say so */
 };
 
 ra_status ra_comm_open_custom(int rank, int size, const ra_comm_callbacks *callbacks, ra_comm **out)
@@ -47,7 +48,9 @@ ra_status ra_comm_open_custom(int rank, int size, const ra_comm_callbacks *callb
     ra_comm *comm = NULL;
     RA_TRY(RA_NEW(&comm, 1));
     ra_status status = RA_NEW(&comm->verdicts, size);
+    status = status ? status : RA_NEW(&comm->sentences, size);
     if (status) {
+        ra_free(comm->verdicts);
         ra_free(comm);
         return status;
     }
@@ -89,6 +92,7 @@ void ra_comm_close(ra_comm *comm)
     if (comm) {
         comm->call.close(comm->call.user);
         ra_free(comm->verdicts);
+        ra_free(comm->sentences);
         ra_free(comm);
     }
 }
@@ -173,14 +177,16 @@ ra_status ra_comm_agree_on(ra_comm *comm, ra_status mine, const char *what, uint
     if (comm->size == 1) {
         return mine;
     }
-    verdict own = {.status = mine, .value = value};
-    snprintf(own.text, sizeof own.text, "%s", mine ? ra_last_error() : "");
+    sentence why;
+    snprintf(why, sizeof why, "%s", mine ? ra_last_error() : "");
+    const verdict own = {.status = mine, .value = value};
     RA_TRY(ra_comm_gather(comm, &own, sizeof own, comm->verdicts, timeout_ms));
     for (int rank = 0; rank < comm->size; rank++) {
-        verdict *said = &comm->verdicts[rank];
-        if (said->status) {
-            said->text[RA_MESSAGE_BYTES - 1] = '\0';
-            return RA_FAIL((ra_status)said->status, "rank %d: %s", rank, said->text);
+        ra_status theirs = (ra_status)comm->verdicts[rank].status;
+        if (theirs) { /* all ranks see it, and only now ask for words */
+            RA_TRY(ra_comm_gather(comm, why, sizeof why, comm->sentences, timeout_ms));
+            comm->sentences[rank][RA_MESSAGE_BYTES - 1] = '\0';
+            return RA_FAIL(theirs, "rank %d: %s", rank, comm->sentences[rank]);
         }
     }
     for (int rank = 1; rank < comm->size; rank++) {
