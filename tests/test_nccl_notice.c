@@ -19,15 +19,20 @@ static ra_nccl_notice *open_rank(const char *name, int rank)
     return n;
 }
 
-static ra_status check_for(ra_nccl_notice *n, double seconds)
+static ra_status check_peers(ra_nccl_notice *n, const ra_xfer *xfers, int count, double seconds)
 {
     const struct timespec nap = {0, 5000000};
     ra_status status = RA_OK;
     for (double end = support_now() + seconds; !status && support_now() < end;) {
-        status = ra_nccl_notice_check(n);
+        status = ra_nccl_notice_check(n, xfers, count);
         nanosleep(&nap, NULL);
     }
     return status;
+}
+
+static ra_status check_for(ra_nccl_notice *n, double seconds)
+{
+    return check_peers(n, NULL, 0, seconds);
 }
 
 static void test_told(void **state)
@@ -77,8 +82,10 @@ static void test_killed(void **state)
     assert_int_equal(check_for(mine, 0.5), RA_OK);
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
+    const ra_xfer with_another = {.peer = 1}, with_it = {.peer = 2};
+    assert_int_equal(check_peers(mine, &with_another, 1, 0.5), RA_OK);
     double start = support_now();
-    assert_int_equal(check_for(mine, 5), RA_E_COMM);
+    assert_int_equal(check_peers(mine, &with_it, 1, 5), RA_E_COMM);
     assert_non_null(strstr(ra_last_error(), "rank 2: its process has ended"));
     assert_true(support_now() - start < 1);
     ra_nccl_notice_close(mine);

@@ -114,10 +114,12 @@ void ra_nccl_notice_tell(ra_nccl_notice *n, const char *why)
     }
 }
 
-/* The first rank that could be reached and is gone, or -1. */
-static int find_gone(const ra_nccl_notice *n)
+/* The first that could be reached and is gone, of the peers or of all ranks, or -1. */
+static int find_gone(const ra_nccl_notice *n, const ra_xfer *xfers, int xfer_count)
 {
-    for (int rank = 0; rank < n->size; rank++) {
+    int count = xfers ? xfer_count : n->size;
+    for (int i = 0; i < count; i++) {
+        int rank = xfers ? xfers[i].peer : i;
         if (n->reached[rank] && !is_there(n, rank)) {
             return rank;
         }
@@ -125,7 +127,7 @@ static int find_gone(const ra_nccl_notice *n)
     return -1;
 }
 
-ra_status ra_nccl_notice_check(ra_nccl_notice *n)
+ra_status ra_nccl_notice_check(ra_nccl_notice *n, const ra_xfer *xfers, int xfer_count)
 {
     message said;
     if (n->socket < 0) {
@@ -140,7 +142,7 @@ ra_status ra_nccl_notice_check(ra_nccl_notice *n)
     if (now - n->probed_ns < PROBE_NS) {
         return RA_OK;
     }
-    int gone = find_gone(n), before = n->gone;
+    int gone = find_gone(n, xfers, xfer_count), before = n->gone;
     n->probed_ns = now;
     n->gone = gone;
     return gone >= 0 && gone == before

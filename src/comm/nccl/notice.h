@@ -19,8 +19,9 @@ ra_status ra_nccl_notice_open(const void *id, size_t id_bytes, int rank, int siz
 void ra_nccl_notice_meet(ra_nccl_notice *notice);
 /* Tells all others; not what one of them has told. */
 void ra_nccl_notice_tell(ra_nccl_notice *notice, const char *why);
-/* RA_E_COMM if a rank has told something, or its process has been gone for a while. Cheap. */
-ra_status ra_nccl_notice_check(ra_nccl_notice *notice);
+/* RA_E_COMM if a rank has told something, or the process of a peer of the transfers, of any rank if
+ * they are NULL, has been gone for a while; others may have closed theirs in order. Cheap. */
+ra_status ra_nccl_notice_check(ra_nccl_notice *notice, const ra_xfer *xfers, int xfer_count);
 /* Accepts NULL. */
 void ra_nccl_notice_close(ra_nccl_notice *notice);
 

@@ -129,7 +129,7 @@ static ra_status wait_for(const ra_nccl_watch *w,
         if (yes) {
             return RA_OK;
         }
-        RA_TRY(ra_nccl_notice_check(w->m->notice));
+        RA_TRY(ra_nccl_notice_check(w->m->notice, w->xfers, w->xfer_count));
         int64_t now = ra_clock_ns();
         if (now >= w->deadline_ns) {
             return fail_late(w);
