@@ -109,9 +109,57 @@ static bool sees(const cover_case *c, const cover_token *q, const cover_token *k
     return q->row == k->row && ra_mask_rule(&c->cover.mask, q->token, k->token);
 }
 
+/* The gradients once more, every operation rounded to f32. */
+typedef struct plain_sums {
+    float *dq, *dk, *dv; /* as the answer's */
+} plain_sums;
+
+static float dot_f32(const double *a, const double *b, int64_t count)
+{
+    float sum = 0;
+    for (int64_t i = 0; i < count; i++) {
+        sum += (float)a[i] * (float)b[i];
+    }
+    return sum;
+}
+
+static void add_scaled_f32(float *to, float factor, const double *from, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        to[i] += factor * (float)from[i];
+    }
+}
+
+/* One query row, and the keys that it sees: those with a weight. */
+static void plain_row(const cover_case *c, int64_t at, const double *q, const double *dout,
+                      const double *k, const double *v, const double *p, float delta,
+                      plain_sums *to)
+{
+    int64_t chan = c->chan, kv = at % c->q_heads / (c->q_heads / c->kv_heads);
+    for (int64_t j = 0; j < c->k_total; j++) {
+        int64_t row = (j * c->kv_heads + kv) * chan;
+        if (p[j] > 0) {
+            float weight = expf(c->scale * dot_f32(q, k + row, chan) - (float)c->lse_want[at]);
+            float ds = weight * (dot_f32(dout, v + row, chan) - delta) * c->scale;
+            add_scaled_f32(to->dq + at * chan, ds, k + row, chan);
+            add_scaled_f32(to->dk + row, ds, q, chan);
+            add_scaled_f32(to->dv + row, weight, dout, chan);
+        }
+    }
+}
+
+static double largest_error(const float *plain, const double *answer, int64_t count)
+{
+    double largest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        largest = fmax(largest, fabs((double)plain[i] - answer[i]));
+    }
+    return largest;
+}
+
 /* One query row: p is scratch for [k_total], k and v are [k_total, kv_heads, chan]. */
 static void answer_row(cover_case *c, int64_t i, int64_t head, const double *k, const double *v,
-                       double *p)
+                       double *p, plain_sums *plain)
 {
     int64_t chan = c->chan, at = i * c->q_heads + head, kv = head / (c->q_heads / c->kv_heads);
     const cover_token *token = &c->q_token[i];
@@ -142,6 +190,7 @@ static void answer_row(cover_case *c, int64_t i, int64_t head, const double *k, 
         add_scaled(c->dk + row, ds, q, chan);
         add_scaled(c->dv + row, p[j], dout, chan);
     }
+    plain_row(c, at, q, dout, k, v, p, (float)delta, plain);
     ra_tensor_set(&c->lse, token->tensor_row, head, token->index, 0, c->lse_want[at]);
     bool empty = max == -INFINITY; /* then nothing else of the row may be read */
     ra_tensor_set(&c->delta, token->tensor_row, head, token->index, 0, empty ? NAN : delta);
@@ -154,6 +203,7 @@ static void answer_row(cover_case *c, int64_t i, int64_t head, const double *k, 
 static void answer(cover_case *c)
 {
     double *k = NULL, *v = NULL, *p = NULL;
+    plain_sums plain = {0};
     int64_t q_rows = c->q_total * c->q_heads, k_rows = c->k_total * c->kv_heads;
     NEW(&k, k_rows * c->chan);
     NEW(&v, k_rows * c->chan);
@@ -163,14 +213,23 @@ static void answer(cover_case *c)
     NEW(&c->dq, q_rows * c->chan);
     NEW(&c->dk, k_rows * c->chan);
     NEW(&c->dv, k_rows * c->chan);
+    NEW(&plain.dq, q_rows * c->chan);
+    NEW(&plain.dk, k_rows * c->chan);
+    NEW(&plain.dv, k_rows * c->chan);
     for (int64_t j = 0; j < k_rows; j++) {
         const cover_token *token = &c->k_token[j / c->kv_heads];
         read_row(&c->k[token->source], token, j % c->kv_heads, k + j * c->chan);
         read_row(&c->v[token->source], token, j % c->kv_heads, v + j * c->chan);
     }
     for (int64_t i = 0; i < q_rows; i++) {
-        answer_row(c, i / c->q_heads, i % c->q_heads, k, v, p);
+        answer_row(c, i / c->q_heads, i % c->q_heads, k, v, p, &plain);
     }
+    c->dq_f32 = largest_error(plain.dq, c->dq, q_rows * c->chan);
+    c->dk_f32 = largest_error(plain.dk, c->dk, k_rows * c->chan);
+    c->dv_f32 = largest_error(plain.dv, c->dv, k_rows * c->chan);
+    ra_free(plain.dq);
+    ra_free(plain.dk);
+    ra_free(plain.dv);
     ra_free(k);
     ra_free(v);
     ra_free(p);
