@@ -68,6 +68,7 @@ list(APPEND RA_LIBRARY_SOURCES ${RA_KERNEL_SOURCES})
 
 # The half of the CUDA backend and of its transports that needs no CUDA: tested on every machine.
 set(RA_CUDA_HOST_SOURCES
+    src/backend/cuda/forecast.c
     src/backend/cuda/slabs.c
     src/backend/cuda/slabs_cost.c
     src/backend/cuda/slabs_lists.c

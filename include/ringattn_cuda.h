@@ -30,6 +30,21 @@ typedef struct ra_cuda_options {
  * Hopper. */
 RA_API ra_status ra_backend_open_cuda(int device, const ra_cuda_options *options, ra_backend **out);
 
+/* What one forward and one backward of a plan take on this rank, on an H200, predicted from the
+ * plan alone: no device is needed. Within 20 % of what docs/kernels.md has measured; time that
+ * waits for other ranks is not in it. */
+typedef struct ra_cuda_forecast {
+    size_t size;
+    const char *forward_kernel, *backward_kernel; /* for contiguous tensors; "simple" is the plain
+                                                     one, whose time is not predicted: 0 */
+    double forward_seconds, backward_seconds;
+    uint64_t workspace_bytes; /* of the backend, beside the ctx's scratch; 0 if not used */
+} ra_cuda_forecast;
+
+/* options: those of ra_backend_open_cuda; may be NULL. out->size is set by the caller. */
+RA_API ra_status ra_cuda_forecast_plan(const ra_plan *plan, const ra_cuda_options *options,
+                                       ra_cuda_forecast *out);
+
 /* Name of the kernel that the last forward or backward of this backend ran, "" before the first;
  * "simple" is the plain one. */
 RA_API const char *ra_cuda_kernel(const ra_backend *backend, bool backward);

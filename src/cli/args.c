@@ -29,7 +29,8 @@ enum { TIMEOUT_MS_DEFAULT = 600 * 1000, TIMEOUT_SECONDS_MAX = 1000 * 1000 };
     X(LAYOUT, "layout", 'l', "LAYOUT", RING | PLAN,                                                \
       "contiguous, zigzag, balanced[:align=N,equal], uneven[:SEED]\n"                              \
       "                             or runs:FILE (contiguous)")                                    \
-    X(BACKEND, "backend", 0, "NAME", RING, "cpu, cuda or auto: cuda if there is a device (cpu)")   \
+    X(BACKEND, "backend", 0, "NAME", RING | PLAN,                                                  \
+      "cpu, cuda or auto: cuda if there is a device (cpu)")                                        \
     X(TRANSPORT, "transport", 0, "NAME", RING,                                                     \
       "threads, mpi: the processes of mpirun, or nccl: one a GPU (threads)")                       \
     X(DTYPE, "dtype", 'd', "DTYPE", RING | PLAN, "file, f32, bf16 or f16: converts the inputs")    \

@@ -12,6 +12,7 @@
 
 typedef struct rank_plan {
     ra_plan_info info;
+    ra_device_forecast forecast;
     int64_t transfer_count;
     ra_transfer *transfer; /* those this rank sends or receives */
 } rank_plan;
@@ -33,11 +34,14 @@ static ra_status survey_rank(ra_comm *comm, void *user)
         .timeout_ms = s->args->timeout_ms,
         .plan_only = true,
     };
+    ra_args args = *s->args;
+    args.device = RA_DEVICE_CPU; /* also to plan for a GPU */
     ra_setup setup;
-    RA_TRY(ra_setup_open(&s->c, s->args, &s->deals.deal[rank], &options, comm, &setup));
+    RA_TRY(ra_setup_open(&s->c, &args, &s->deals.deal[rank], &options, comm, &setup));
     to->info = setup.info;
     int64_t count = ra_plan_transfers(setup.plan, NULL, 0);
     ra_status status = RA_NEW(&to->transfer, count);
+    status = status ? status : ra_device_predict(s->args->device, setup.plan, &to->forecast);
     if (!status) {
         to->transfer_count = ra_plan_transfers(setup.plan, to->transfer, count);
     }
@@ -141,6 +145,35 @@ static void print_memory(const survey *s)
            ra_bytes_scale(most[2], text[2]), ra_bytes_scale(most[3], text[3]));
 }
 
+static void print_pass(const char *name, const char *kernel, double seconds)
+{
+    printf("%s %s", name, kernel);
+    if (seconds > 0) {
+        printf(" %.4g ms", seconds * 1e3);
+    } else {
+        printf(" (not predicted)");
+    }
+}
+
+static void print_forecast(const survey *s)
+{
+    const ra_device_forecast *first = &s->rank[0].forecast;
+    double forward = 0, backward = 0;
+    char workspace[RA_NUMBER_BYTES];
+    if (!first->forward) {
+        return;
+    }
+    for (int rank = 0; rank < s->args->ranks; rank++) {
+        const ra_device_forecast *f = &s->rank[rank].forecast;
+        forward = f->forward_seconds > forward ? f->forward_seconds : forward;
+        backward = f->backward_seconds > backward ? f->backward_seconds : backward;
+    }
+    printf("predicted on an H200, busiest rank: ");
+    print_pass("forward", first->forward, forward);
+    print_pass(", backward", first->backward, backward);
+    printf("; workspace %s\n", ra_bytes_scale(first->workspace_bytes, workspace));
+}
+
 static ra_status print_text(const survey *s)
 {
     static const char *const vision[] = {"no vision", "vision over_window", "vision within_window"};
@@ -164,6 +197,7 @@ static ra_status print_text(const survey *s)
     print_costs(s);
     RA_TRY(print_transfers(s));
     print_memory(s);
+    print_forecast(s);
     printf("in all: %s pairs a head, imbalance %.3f, ",
            ra_number_group((uint64_t)info->pairs_total, pairs), info->imbalance);
     printf("%s sent forward, ", ra_bytes_scale(forward, layout));
@@ -192,6 +226,16 @@ static json_t *rank_json(const survey *s, int rank)
         "flops_forward", ra_json_number(info->flops_forward), "flops_backward",
         ra_json_number(info->flops_backward), "rows_received", (json_int_t)info->rows_received,
         "kept_seq", (json_int_t)info->kept_seq);
+    const ra_device_forecast *forecast = &s->rank[rank].forecast;
+    if (forecast->forward) {
+        json_object_set_new(object, "forecast",
+                            json_pack("{s:s, s:s, s:o, s:o, s:I}", "forward_kernel",
+                                      forecast->forward, "backward_kernel", forecast->backward,
+                                      "forward_seconds", ra_json_number(forecast->forward_seconds),
+                                      "backward_seconds",
+                                      ra_json_number(forecast->backward_seconds), "workspace_bytes",
+                                      (json_int_t)forecast->workspace_bytes));
+    }
     const struct {
         const char *name;
         uint64_t bytes;

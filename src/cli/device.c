@@ -103,6 +103,18 @@ ra_plain_sum ra_device_sum(ra_device device, const ra_layer *layer)
     return tuned ? RA_PLAIN_SUM_TENSOR : RA_PLAIN_SUM_F32;
 }
 
+ra_status ra_device_predict(ra_device device, const ra_plan *plan, ra_device_forecast *out)
+{
+    ra_cuda_forecast f = {.size = sizeof f};
+    *out = (ra_device_forecast){0};
+    if (device == RA_DEVICE_CUDA) {
+        RA_TRY(ra_cuda_forecast_plan(plan, NULL, &f));
+        *out = (ra_device_forecast){f.forward_kernel, f.backward_kernel, f.forward_seconds,
+                                    f.backward_seconds, f.workspace_bytes};
+    }
+    return RA_OK;
+}
+
 #else
 
 int ra_device_count(ra_device device)
@@ -164,6 +176,14 @@ ra_plain_sum ra_device_sum(ra_device device, const ra_layer *layer)
     (void)device;
     (void)layer;
     return RA_PLAIN_SUM_F32;
+}
+
+ra_status ra_device_predict(ra_device device, const ra_plan *plan, ra_device_forecast *out)
+{
+    (void)device;
+    (void)plan;
+    *out = (ra_device_forecast){0};
+    return RA_OK;
 }
 
 #endif

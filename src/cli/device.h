@@ -31,6 +31,14 @@ void ra_device_drop(ra_device device, const ra_tensor *t);
 /* Until all that was called is done. */
 ra_status ra_device_wait(ra_device device);
 
+/* What a plan's computations take on one GPU, predicted. */
+typedef struct ra_device_forecast {
+    const char *forward, *backward;           /* kernels; NULL on the CPU: nothing is predicted */
+    double forward_seconds, backward_seconds; /* 0 if that is not predicted */
+    uint64_t workspace_bytes;                 /* of the backend, beside the scratch */
+} ra_device_forecast;
+ra_status ra_device_predict(ra_device device, const ra_plan *plan, ra_device_forecast *out);
+
 /* How the kernels that run this layer add up channels: what its tolerance is measured by. */
 ra_plain_sum ra_device_sum(ra_device device, const ra_layer *layer);
 
