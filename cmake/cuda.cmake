@@ -9,6 +9,7 @@ enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 
 set(RA_CUDA_SOURCES
+    src/attn/forecast.c
     src/backend/cuda/cuda.c
     src/backend/cuda/device.c
     src/backend/cuda/dispatch.c
@@ -136,11 +137,10 @@ if(RA_GPU_TESTS)
     endif()
     # The CPU's own tests of the whole operation run there unchanged.
     foreach(source gpu/test_gpu_backend.c gpu/test_gpu_fold.c gpu/test_gpu_grad.c
-            gpu/test_gpu_refused.c gpu/test_gpu_far.c gpu/test_gpu_sweep.c gpu/test_gpu_ring.c
-            gpu/test_gpu_nccl.c gpu/test_gpu_nccl_faults.c
-            gpu/test_gpu_nccl_soak.c
-            test_prop_ring.c test_varlen.c test_probes_mask.c test_probes_data.c
-            test_probes_shape.c)
+            gpu/test_gpu_refused.c gpu/test_gpu_far.c gpu/test_gpu_memory.c
+            gpu/test_gpu_sweep.c gpu/test_gpu_ring.c gpu/test_gpu_nccl.c
+            gpu/test_gpu_nccl_faults.c gpu/test_gpu_nccl_soak.c test_prop_ring.c test_varlen.c
+            test_probes_mask.c test_probes_data.c test_probes_shape.c)
         cmake_path(GET source STEM name)
         string(REGEX REPLACE "^test_(gpu_)?" "gpu_" name ${name})
         add_executable(${name} ${tests}/${source})

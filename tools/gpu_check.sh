@@ -1,7 +1,7 @@
 #!/bin/bash
 # Builds the CUDA backend and checks it on this machine's GPU, from a bare copy of the tree: the
 # tests of the backend, the CPU's tests of the whole operation on the device, a sweep of random
-# shapes, tensors past 2^31 elements, every golden case at 1, 2, 4 and 7 ranks, and
+# shapes, tensors past 2^31 elements, peak memory, every golden case at 1, 2, 4 and 7 ranks, and
 # compute-sanitizer on a small part, ranks over NCCL (on two GPUs, if there are two) and over MPI with
 # device memory. Works offline; jansson (golden cases) comes from the system or
 # from .deps/ (tools/carry_deps.sh), else what needs it is skipped aloud. Ends with "N passed, N
@@ -134,11 +134,14 @@ step_sweep() {
         }' | sort
 }
 
-# Alone: it takes half of the memory.
+# Alone: one takes half of the memory, the other watches how much is taken.
 step_far() {
     begin "more than 2^31 elements" "$build/gpu_far"
     collect
     grep -hE '^skipped|heads:' "$(log_of "more than 2^31 elements")" | sed 's/^/      /'
+    begin "peak memory" "$build/gpu_memory"
+    collect
+    grep -h 'ranks:' "$(log_of "peak memory")" | sed 's/^/      /'
 }
 
 step_golden() {

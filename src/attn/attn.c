@@ -101,10 +101,9 @@ static ra_status run_forward(ra_ctx *ctx, const ra_plan *plan, const ra_forward_
 
 /* Is hop 0 all of the backward? Then there is no leg, on any rank, so nothing arrives to be added.
  */
-static bool is_whole(const ra_ctx *ctx, const ra_plan *plan)
+static bool is_whole(const ra_plan *plan)
 {
-    return ctx->backend->ops->grad_whole && plan->schedule.hop_count == 1 &&
-           plan->schedule.hop[0].cover.q_count > 0;
+    return plan->schedule.hop_count == 1 && plan->schedule.hop[0].cover.q_count > 0;
 }
 
 /* Zero sums, and delta = rowsum(out * dout). */
@@ -164,7 +163,7 @@ static ra_status walk_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backwa
         }
         if (job.cover->q_count > 0) {
             int64_t begin = ra_trace_begin(ctx->options.trace);
-            RA_TRY(run_grad(backend, &job, io, is_whole(ctx, plan)));
+            RA_TRY(run_grad(backend, &job, io, is_whole(plan)));
             RA_TRY(end_compute(ctx, begin, "backward", h));
         }
         if (h > 0) {
@@ -197,10 +196,10 @@ static ra_status run_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backwar
         .landing_rows = s.landing_rows,
     };
     int64_t begin = ra_trace_begin(ctx->options.trace);
-    RA_TRY(open_sums(backend, io, &s, is_whole(ctx, plan)));
+    RA_TRY(open_sums(backend, io, &s, is_whole(plan)));
     RA_TRY(end_compute(ctx, begin, "delta, empty sums", 0));
     RA_TRY(walk_backward(ctx, plan, io, &s, call));
-    if (is_whole(ctx, plan)) {
+    if (is_whole(plan)) {
         return RA_OK;
     }
     begin = ra_trace_begin(ctx->options.trace);

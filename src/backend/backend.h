@@ -75,7 +75,7 @@ typedef struct ra_backend_ops {
     /* Turns a cover of one layer kind into the backend's own work lists, once a step. */
     ra_status (*prepare)(void *self, const ra_cover *cover, const ra_layer *layer, void **prepared);
     void (*discard)(void *self, void *prepared);
-    /* May kernels touch this tensor's memory? NULL if they may touch any. */
+    /* May kernels touch this tensor's memory? */
     ra_status (*check)(void *self, const ra_tensor *t, const char *name);
     ra_status (*mark)(void *self, int mark);      /* now, behind everything called so far */
     ra_status (*wait_mark)(void *self, int mark); /* any thread; returns when that is done */
@@ -83,6 +83,8 @@ typedef struct ra_backend_ops {
     void (*free)(void *self, void *memory);
     ra_status (*fold)(void *self, const ra_fold_job *job);
     ra_status (*grad)(void *self, const ra_grad_job *job);
+    /* Of a job that is all of a backward; writes every element of the results. */
+    ra_status (*grad_whole)(void *self, const ra_grad_job *job, const ra_grad_results *to);
     ra_status (*fill)(void *self, const ra_tensor *t, float value);           /* any dtype */
     ra_status (*add)(void *self, const ra_tensor *to, const ra_tensor *from); /* f32, same sizes */
     ra_status (*cast)(void *self, const ra_tensor *to,
@@ -91,9 +93,6 @@ typedef struct ra_backend_ops {
                          const ra_tensor *dot); /* f32 sum over D */
     const char *(*level)(void *self);
     void (*close)(void *self);
-    /* Instead of zeroed sums, grad and three casts; writes every element of the results. NULL if
-     * the backend gains nothing by that. */
-    ra_status (*grad_whole)(void *self, const ra_grad_job *job, const ra_grad_results *to);
     /* For transports that queue exchanges on the device; NULL if there is none: the device's event
      * of a mark, and: what is called from now on starts behind an event of the device. */
     void *(*mark_event)(void *self, int mark);
@@ -107,6 +106,12 @@ struct ra_backend {
     const ra_backend_ops *ops;
     void *self;
 };
+
+/* grad_whole by the other entries: zeroed sums, grad, three casts. */
+ra_status ra_backend_grad_by_sums(const ra_backend_ops *ops, void *self, const ra_grad_job *job,
+                                  const ra_grad_results *to);
+/* check where kernels may touch any memory. */
+ra_status ra_backend_check_nothing(void *self, const ra_tensor *t, const char *name);
 
 /* Asked about every tensor of a caller before anything of a call starts; a refusal names it. */
 ra_status ra_backend_check(const ra_backend *backend, const ra_tensor *t, const char *name);

@@ -138,6 +138,7 @@ static void grad(const cover_case *c, ra_grad_job *job, ra_grad_results *to, dev
     expect(ra_work_build(job->cover, 128, 128, &work.host));
     void *reach = upload(work.host.reach, work.host.reach_count, sizeof *work.reach);
     work.reach = reach;
+    expect_cuda(cudaDeviceGetDefaultMemPool(&launch.pool, 0));
     launch.counters = nans(RA_CUDA_COUNTERS * sizeof *launch.counters);
     ra_tensor *list[] = {&job->q,     &job->dout,  &job->k[0],  &job->k[1],
                          &job->v[0],  &job->v[1],  &job->lse,   &job->delta,
@@ -150,10 +151,9 @@ static void grad(const cover_case *c, ra_grad_job *job, ra_grad_results *to, dev
     }
     device_copy copy;
     expect(device_copy_put(&copy, list, to ? 16 : 13));
-    assert_true(kernel->supports(job, &work, &launch) && (!to || kernel->supports_whole(to)));
+    assert_true(kernel->supports(job, &work, &launch) && (!to || kernel->stores(to)));
     launch.workspace = nans(setting.workspace_bytes);
-    expect(to ? kernel->launch_whole(job, to, &work, &launch)
-              : kernel->launch(job, &work, &launch));
+    expect(kernel->launch(job, to, &work, &launch));
     expect_cuda(cudaDeviceSynchronize());
     expect(device_copy_get(&copy));
     kept.discard(kept.memory, NULL);

@@ -10,6 +10,7 @@
 #include "backend/cuda/check.h"
 #include "backend/cuda/device.h"
 #include "backend/cuda/elementwise.h"
+#include "backend/cuda/forecast.h"
 #include "base/alloc.h"
 #include "ringattn_cuda.h"
 
@@ -17,7 +18,6 @@
 
 enum { PIECE_ALIGN = 256 };
 
-static const size_t default_workspace = (size_t)544 << 20; /* documented in ringattn_cuda.h */
 static const uint64_t pool_keeps = (uint64_t)64 << 20;
 
 typedef struct cuda {
@@ -30,9 +30,11 @@ typedef struct cuda {
     cudaStream_t stream; /* the caller's */
     cudaStream_t side, home, late;
     cudaEvent_t last, mark[RA_MARK_COUNT];
-    cudaMemPool_t pool; /* of work lists */
+    cudaMemPool_t pool; /* of work lists; the driver takes 32 MiB at a time for it */
     const char *fold_name, *grad_name;
 } cuda;
+
+static const ra_backend_ops ops; /* at the end */
 
 /* What prepare makes of a cover. */
 typedef struct prepared_lists {
@@ -264,6 +266,7 @@ static ra_cuda_launch launch_of(const cuda *c)
 {
     return (ra_cuda_launch){
         .stream = c->stream,
+        .pool = c->pool,
         .device = c->device,
         .sm_count = c->sm_count,
         .capability = c->capability,
@@ -287,33 +290,44 @@ static ra_status fold(void *self, const ra_fold_job *job)
 }
 
 /* to: NULL, or where the results of a whole backward go. */
-static ra_status launch_grad(cuda *c, const ra_grad_job *job, const ra_grad_results *to)
+static ra_status launch_grad(cuda *c, const ra_cuda_grad_kernel *kernel, const ra_grad_job *job,
+                             const ra_grad_results *to)
 {
     const prepared_lists *lists = job->prepared;
     ra_cuda_launch at = launch_of(c);
-    const ra_cuda_grad_kernel *kernel = ra_cuda_grad_choose(job, &lists->work, &at, c->simple_only);
     if (kernel->workspace && !c->workspace) {
         RA_CUDA_TRY(cudaMalloc(&c->workspace, c->workspace_bytes));
     }
     at.workspace = kernel->workspace ? c->workspace : NULL;
     c->grad_name = kernel->name;
-    return to ? ra_cuda_grad_whole(kernel, job, to, &lists->work, &at)
-              : kernel->launch(job, &lists->work, &at);
+    return leave(c, kernel->launch(job, to, &lists->work, &at));
+}
+
+/* NULL if there is nothing to do. */
+static const ra_cuda_grad_kernel *choose_grad(const cuda *c, const ra_grad_job *job)
+{
+    const prepared_lists *lists = job->prepared;
+    ra_cuda_launch at = launch_of(c);
+    return lists->work.host.run_count > 0
+               ? ra_cuda_grad_choose(job, &lists->work, &at, c->simple_only)
+               : NULL;
 }
 
 static ra_status grad(void *self, const ra_grad_job *job)
 {
     cuda *c = self;
-    const prepared_lists *lists = job->prepared;
     RA_TRY(enter(c));
-    return lists->work.host.run_count > 0 ? leave(c, launch_grad(c, job, NULL)) : RA_OK;
+    const ra_cuda_grad_kernel *kernel = choose_grad(c, job);
+    return kernel ? launch_grad(c, kernel, job, NULL) : RA_OK;
 }
 
 static ra_status grad_whole(void *self, const ra_grad_job *job, const ra_grad_results *to)
 {
     cuda *c = self;
     RA_TRY(enter(c));
-    return leave(c, launch_grad(c, job, to));
+    const ra_cuda_grad_kernel *kernel = choose_grad(c, job);
+    return kernel && kernel->stores(to) ? launch_grad(c, kernel, job, to)
+                                        : ra_backend_grad_by_sums(&ops, c, job, to);
 }
 
 static ra_status fill(void *self, const ra_tensor *t, float value)
@@ -395,13 +409,13 @@ static const ra_backend_ops ops = {
     .free = free_memory,
     .fold = fold,
     .grad = grad,
+    .grad_whole = grad_whole,
     .fill = fill,
     .add = add,
     .cast = cast,
     .row_dot = row_dot,
     .level = level,
     .close = close_cuda,
-    .grad_whole = grad_whole,
     .mark_event = mark_event,
     .follow = follow,
     .landing_bytes =
@@ -459,7 +473,7 @@ ra_status ra_backend_open_cuda(int device, const ra_cuda_options *options, ra_ba
     c->capability = capability;
     c->simple_only = options && options->simple_only;
     c->workspace_bytes =
-        options && options->workspace_bytes ? options->workspace_bytes : default_workspace;
+        options && options->workspace_bytes ? options->workspace_bytes : RA_CUDA_WORKSPACE_BYTES;
     c->fold_name = c->grad_name = "";
     snprintf(c->level, sizeof c->level, "sm_%d", capability);
     ra_status status = open_resources(c);

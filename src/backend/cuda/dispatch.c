@@ -1,7 +1,6 @@
 /* The tables of kernels, best first. Must not know what a kernel needs: each says so itself. */
 #include "backend/cuda/dispatch.h"
 
-#include "backend/cuda/elementwise.h"
 #include "backend/cuda/fold.h"
 #include "backend/cuda/grad.h"
 
@@ -45,22 +44,4 @@ const ra_cuda_grad_kernel *ra_cuda_grad_choose(const ra_grad_job *job, const ra_
         i++;
     }
     return grads[i];
-}
-
-ra_status ra_cuda_grad_whole(const ra_cuda_grad_kernel *kernel, const ra_grad_job *job,
-                             const ra_grad_results *to, const ra_cuda_work *work,
-                             const ra_cuda_launch *at)
-{
-    const ra_tensor *dk = &job->dk[RA_SOURCE_OWN], *dv = &job->dv[RA_SOURCE_OWN];
-    bool empty = work->host.run_count == 0;
-    if (!empty && kernel->launch_whole && kernel->supports_whole(to)) {
-        return kernel->launch_whole(job, to, work, at);
-    }
-    RA_TRY(ra_cuda_fill(&job->dq, 0.0f, at->stream));
-    RA_TRY(ra_cuda_fill(dk, 0.0f, at->stream));
-    RA_TRY(ra_cuda_fill(dv, 0.0f, at->stream));
-    RA_TRY(empty ? RA_OK : kernel->launch(job, work, at));
-    RA_TRY(ra_cuda_cast(&to->dq, &job->dq, at->stream));
-    RA_TRY(ra_cuda_cast(&to->dk, dk, at->stream));
-    return ra_cuda_cast(&to->dv, dv, at->stream);
 }

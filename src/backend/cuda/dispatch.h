@@ -55,6 +55,7 @@ enum { RA_CUDA_COUNTERS = 64 };
 /* Where a launch goes. */
 typedef struct ra_cuda_launch {
     cudaStream_t stream;
+    cudaMemPool_t pool; /* for lists that a kernel keeps */
     int device, sm_count;
     int capability;     /* 10 * major + minor: 90 on Hopper */
     uint32_t *counters; /* [RA_CUDA_COUNTERS] device words for a kernel's own use on this stream;
@@ -73,16 +74,15 @@ typedef struct ra_cuda_fold_kernel {
     ra_status (*launch)(const ra_fold_job *job, const ra_cuda_work *work, const ra_cuda_launch *at);
 } ra_cuda_fold_kernel;
 
+/* stores: can launch also do all of a backward (grad_whole of ra_backend_ops)? to: then where the
+ * results go, else NULL. */
 typedef struct ra_cuda_grad_kernel {
     const char *name;
     bool (*supports)(const ra_grad_job *job, const ra_cuda_work *work, const ra_cuda_launch *at);
-    ra_status (*launch)(const ra_grad_job *job, const ra_cuda_work *work, const ra_cuda_launch *at);
+    bool (*stores)(const ra_grad_results *to);
+    ra_status (*launch)(const ra_grad_job *job, const ra_grad_results *to, const ra_cuda_work *work,
+                        const ra_cuda_launch *at);
     bool workspace; /* launch uses at->workspace */
-    /* NULL, or launch for a job that is all of a backward; see grad_whole of ra_backend_ops. Only
-     * where supports_whole says so, besides supports. */
-    bool (*supports_whole)(const ra_grad_results *to);
-    ra_status (*launch_whole)(const ra_grad_job *job, const ra_grad_results *to,
-                              const ra_cuda_work *work, const ra_cuda_launch *at);
 } ra_cuda_grad_kernel;
 
 /* The plain kernels: any head dim, dtype, mask and strides. */
@@ -97,12 +97,6 @@ const ra_cuda_fold_kernel *ra_cuda_fold_choose(const ra_fold_job *job, const ra_
                                                const ra_cuda_launch *at, bool simple_only);
 const ra_cuda_grad_kernel *ra_cuda_grad_choose(const ra_grad_job *job, const ra_cuda_work *work,
                                                const ra_cuda_launch *at, bool simple_only);
-
-/* A job that is all of a backward, with zeroed sums and casts where the kernel has no shorter way.
- */
-ra_status ra_cuda_grad_whole(const ra_cuda_grad_kernel *kernel, const ra_grad_job *job,
-                             const ra_grad_results *to, const ra_cuda_work *work,
-                             const ra_cuda_launch *at);
 
 #ifdef __cplusplus
 }

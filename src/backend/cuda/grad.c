@@ -61,10 +61,10 @@ static size_t dead_bytes(const ra_slabs *slabs, int64_t units)
 }
 
 static ra_status upload_parts(grad_lists *lists, const part *parts, char *staging, size_t bytes,
-                              size_t dead, cudaStream_t stream)
+                              size_t dead, const ra_cuda_launch *on)
 {
     void *memory = NULL;
-    RA_CUDA_TRY(cudaMallocAsync(&memory, bytes + dead, stream));
+    RA_CUDA_TRY(cudaMallocFromPoolAsync(&memory, bytes + dead, on->pool, on->stream));
     lists->memory = memory;
     lists->dead = (uint16_t *)(void *)(lists->memory + bytes);
     size_t at = 0;
@@ -73,11 +73,11 @@ static ra_status upload_parts(grad_lists *lists, const part *parts, char *stagin
         *parts[i].to = lists->memory + at;
         at += rounded(parts[i].bytes);
     }
-    RA_CUDA_TRY(cudaMemcpyAsync(memory, staging, bytes, cudaMemcpyHostToDevice, stream));
+    RA_CUDA_TRY(cudaMemcpyAsync(memory, staging, bytes, cudaMemcpyHostToDevice, on->stream));
     return RA_OK;
 }
 
-static ra_status upload(grad_lists *lists, int group, cudaStream_t stream)
+static ra_status upload(grad_lists *lists, int group, const ra_cuda_launch *on)
 {
     const ra_slabs *host = &lists->host;
     const void *to[PARTS];
@@ -96,7 +96,7 @@ static ra_status upload(grad_lists *lists, int group, cudaStream_t stream)
     }
     RA_TRY(ra_alloc(bytes, 1, &staging));
     int64_t units = (int64_t)host->kv_heads * (group / host->units_heads) * 2;
-    ra_status status = upload_parts(lists, parts, staging, bytes, dead_bytes(host, units), stream);
+    ra_status status = upload_parts(lists, parts, staging, bytes, dead_bytes(host, units), on);
     ra_free(staging);
     RA_TRY(status);
     lists->strip = to[0];
@@ -136,7 +136,7 @@ static ra_status open_lists(const ra_grad_job *job, const ra_cuda_work *work,
     RA_TRY(RA_NEW(out, 1));
     ra_status status = ra_slabs_build(job->cover, &work->host, &layout, &(*out)->host);
     if (!status && (*out)->host.block_count > 0) {
-        status = upload(*out, work->q_heads / work->kv_heads, at->stream);
+        status = upload(*out, work->q_heads / work->kv_heads, at);
     }
     if (status) {
         close_lists(*out, at->stream);
@@ -302,35 +302,34 @@ static bool supports(const ra_grad_job *job, const ra_cuda_work *work, const ra_
     return fits;
 }
 
-static ra_status launch(const ra_grad_job *job, const ra_cuda_work *work, const ra_cuda_launch *at)
-{
-    grad_lists *lists = NULL;
-    RA_TRY(open_lists(job, work, at, &lists));
-    return lists->host.block_count > 0 ? run_chain(lists, job, NULL, work, at) : RA_OK;
-}
-
-static bool supports_whole(const ra_grad_results *to)
+static bool stores(const ra_grad_results *to)
 {
     return ra_tensor_map_fits(&to->dq) && ra_tensor_map_fits(&to->dk) &&
            ra_tensor_map_fits(&to->dv);
 }
 
-/* Queries and keys that no slab adds to get zeros. */
-static ra_status launch_whole(const ra_grad_job *job, const ra_grad_results *to,
-                              const ra_cuda_work *work, const ra_cuda_launch *at)
+/* Queries and keys that no slab adds to. */
+static ra_status clear_others(const ra_slabs *slabs, const ra_grad_results *to, cudaStream_t stream)
+{
+    if (slabs->queries < to->dq.size[RA_ROW] * to->dq.size[RA_SEQ]) {
+        RA_TRY(ra_cuda_fill(&to->dq, 0.0f, stream));
+    }
+    if (slabs->keys < to->dk.size[RA_ROW] * to->dk.size[RA_SEQ]) {
+        RA_TRY(ra_cuda_fill(&to->dk, 0.0f, stream));
+        RA_TRY(ra_cuda_fill(&to->dv, 0.0f, stream));
+    }
+    return RA_OK;
+}
+
+static ra_status launch(const ra_grad_job *job, const ra_grad_results *to, const ra_cuda_work *work,
+                        const ra_cuda_launch *at)
 {
     grad_lists *lists = NULL;
     RA_TRY(open_lists(job, work, at, &lists));
-    if (lists->host.queries < to->dq.size[RA_ROW] * to->dq.size[RA_SEQ]) {
-        RA_TRY(ra_cuda_fill(&to->dq, 0.0f, at->stream));
-    }
-    if (lists->host.keys < to->dk.size[RA_ROW] * to->dk.size[RA_SEQ]) {
-        RA_TRY(ra_cuda_fill(&to->dk, 0.0f, at->stream));
-        RA_TRY(ra_cuda_fill(&to->dv, 0.0f, at->stream));
+    if (to) {
+        RA_TRY(clear_others(&lists->host, to, at->stream));
     }
     return lists->host.block_count > 0 ? run_chain(lists, job, to, work, at) : RA_OK;
 }
 
-const ra_cuda_grad_kernel ra_cuda_block_grad = {
-    "blocks", supports, launch, true, supports_whole, launch_whole,
-};
+const ra_cuda_grad_kernel ra_cuda_block_grad = {"blocks", supports, stores, launch, true};

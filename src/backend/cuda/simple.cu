@@ -303,8 +303,13 @@ static bool supports_grad(const ra_grad_job *, const ra_cuda_work *, const ra_cu
     return true;
 }
 
-static ra_status launch_grad(const ra_grad_job *job, const ra_cuda_work *work,
-                             const ra_cuda_launch *at)
+static bool stores_no_results(const ra_grad_results *)
+{
+    return false;
+}
+
+static ra_status launch_grad(const ra_grad_job *job, const ra_grad_results *,
+                             const ra_cuda_work *work, const ra_cuda_launch *at)
 {
     dim3 queries((unsigned)work->host.item_count, (unsigned)work->q_heads);
     dim3 keys((unsigned)work->host.key_item_count, (unsigned)work->kv_heads);
@@ -321,5 +326,5 @@ static ra_status launch_grad(const ra_grad_job *job, const ra_cuda_work *work,
 
 extern "C" const ra_cuda_fold_kernel ra_cuda_simple_fold = {"simple", supports_fold, launch_fold};
 extern "C" const ra_cuda_grad_kernel ra_cuda_simple_grad = {
-    "simple", supports_grad, launch_grad, false, nullptr, nullptr,
+    "simple", supports_grad, stores_no_results, launch_grad, false,
 };
