@@ -263,8 +263,9 @@ typedef struct ra_trace_summary {
     double wall;                   /* any rank of the trace was inside a call: the sum of ... */
     double compute, exposed, idle; /* computations; waits for an exchange; the rest */
     double exchange;               /* exchanges, hidden or exposed */
+    int64_t lost;                  /* events that the trace had no room for: the sums lack them */
 } ra_trace_summary;
-/* Of the events that are left. The caller sets out->size; while no call runs. */
+/* The caller sets out->size; while no call runs. */
 RA_API ra_status ra_trace_summarize(const ra_trace *trace, int rank, ra_trace_summary *out);
 RA_API void ra_trace_free(ra_trace *trace);
 

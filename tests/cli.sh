@@ -102,6 +102,10 @@ for option in --forward-only --keep-kv --no-overlap '--dtype=f16' '--dtype=bf16'
 done
 cp "$work/trace.json" "$work/out" 2>/dev/null
 json 'len(d["traceEvents"]) > 0'
+json '{e["tid"] for e in d["traceEvents"]} == {"call", "compute", "comm", "wait"}'
+expect 0 'exposed communication' check "$sliding" --ranks 2 --trace "$work/trace.json"
+expect 0 '"exposed"' check "$sliding" --ranks 2 --trace "$work/trace.json" --json
+json 'all(abs(t["wall"] - t["compute"] - t["exposed"] - t["idle"]) < 1e-6 for t in d[0]["trace"])'
 expect 0 '"pass": true' check "$causal" "$sliding" --ranks 3 --json
 json 'len(d) == 2 and all(c["pass"] and c["ranks"] == 3 and len(c["hops"]) == 3 for c in d)'
 json 'set(d[0]["errors"]) == {"out", "lse", "grad_query", "grad_key", "grad_value"}'

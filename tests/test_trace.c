@@ -64,7 +64,7 @@ static void slow_exchanges(void **state)
             assert_true(s.wall >= s.compute + s.exposed);
             assert_true(fabs(s.wall - s.compute - s.exposed - s.idle) < 1e-9);
             assert_true(overlap || s.exposed >= s.exchange - 1e-3);
-            assert_true(s.wall == sums_of(t.o.ctx.trace, 0).wall);
+            assert_true(s.wall == sums_of(t.o.ctx.trace, 0).wall && s.lost == 0);
         }
         assert_true(sums_of(t.o.ctx.trace, RANKS).compute == 0); /* no such rank */
         ra_trace_free(t.o.ctx.trace);
@@ -92,6 +92,7 @@ static void calls_that_overlap(void **state)
     assert_true(zero.compute >= 0.1 && zero.compute <= 0.1 + spent && zero.exposed == 0);
     assert_true(one.exposed >= 0.05 && one.exposed <= 0.05 + spent && one.compute == 0);
     assert_true(fabs(one.idle - (one.wall - one.exposed)) < 1e-9);
+    assert_true(zero.lost == 1 && one.lost == 1);
     ra_trace_free(trace);
 }
 

@@ -124,6 +124,7 @@ ra_status ra_trace_summarize(const ra_trace *trace, int rank, ra_trace_summary *
         .compute = (double)own[RA_LANE_COMPUTE] * 1e-9,
         .exchange = (double)own[RA_LANE_COMM] * 1e-9,
         .exposed = (double)own[RA_LANE_WAIT] * 1e-9,
+        .lost = (int64_t)(atomic_load(&trace->recorded) - count),
         .idle = (double)(wall - own[RA_LANE_COMPUTE] - own[RA_LANE_WAIT]) * 1e-9,
     };
     return RA_OK;

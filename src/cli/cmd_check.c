@@ -115,6 +115,22 @@ static json_t *errors_json(const verdict *v)
     return errors;
 }
 
+/* Seconds, a rank each. */
+static json_t *trace_json(const ra_ring_result *ring)
+{
+    json_t *ranks = json_array();
+    for (int i = 0; i < ring->ranks; i++) {
+        const ra_trace_summary *t = &ring->rank[i].trace;
+        json_array_append_new(
+            ranks,
+            json_pack("{s:o, s:o, s:o, s:o, s:o, s:I}", "wall", ra_json_number(t->wall), "compute",
+                      ra_json_number(t->compute), "exposed", ra_json_number(t->exposed), "idle",
+                      ra_json_number(t->idle), "exchange", ra_json_number(t->exchange),
+                      "events_lost", (json_int_t)t->lost));
+    }
+    return ranks;
+}
+
 static json_t *case_json(const ra_case *c, const ra_args *args, const ra_ring_result *ring,
                          const verdict *v)
 {
@@ -134,14 +150,18 @@ static json_t *case_json(const ra_case *c, const ra_args *args, const ra_ring_re
         json_array_append_new(flops, ra_json_number(r->info.flops_forward +
                                                     (ring->backward ? r->info.flops_backward : 0)));
     }
-    return json_pack("{s:o, s:o, s:i, s:o, s:s, s:s, s:b, s:o, s:{s:o, s:o}, s:b, s:o, s:o, s:o, "
-                     "s:o}",
-                     "file", ra_json_text(c->path), "name", ra_json_text(c->name), "ranks",
-                     ring->ranks, "layout", ra_json_text(layout), "path", ring->rank[0].info.path,
-                     "dtype", ra_dtype_name(c->layer.dtype), "pass", (int)v->pass, "errors",
-                     errors_json(v), "bytes_sent", "forward", forward, "backward", backward,
-                     "bytes_as_planned", v->first_wrong < 0, "hops", hops, "flops", flops,
-                     "scratch_bytes", scratch, "seconds", ra_json_number(ring->seconds));
+    json_t *object = json_pack(
+        "{s:o, s:o, s:i, s:o, s:s, s:s, s:b, s:o, s:{s:o, s:o}, s:b, s:o, s:o, s:o, "
+        "s:o}",
+        "file", ra_json_text(c->path), "name", ra_json_text(c->name), "ranks", ring->ranks,
+        "layout", ra_json_text(layout), "path", ring->rank[0].info.path, "dtype",
+        ra_dtype_name(c->layer.dtype), "pass", (int)v->pass, "errors", errors_json(v), "bytes_sent",
+        "forward", forward, "backward", backward, "bytes_as_planned", v->first_wrong < 0, "hops",
+        hops, "flops", flops, "scratch_bytes", scratch, "seconds", ra_json_number(ring->seconds));
+    if (args->trace) {
+        json_object_set_new(object, "trace", trace_json(ring));
+    }
+    return object;
 }
 
 static ra_status check_case(const ra_args *args, ra_trace *trace, ra_case *c, json_t *list,

@@ -224,6 +224,7 @@ static ra_status add_trace(const job *j, int rank, double sign)
     sum->exposed += sign * now.exposed;
     sum->idle += sign * now.idle;
     sum->exchange += sign * now.exchange;
+    sum->lost = now.lost; /* of earlier runs too: then the differences mean nothing */
     return RA_OK;
 }
 
@@ -355,6 +356,10 @@ void ra_trace_print(const ra_ring_result *result)
     for (int rank = 0; rank < result->ranks; rank++) {
         const ra_trace_summary *t = &result->rank[rank].trace;
         double percent = t->wall > 0 ? 100 / t->wall : 0;
+        if (t->lost > 0) {
+            printf("  trace: no sums, it had no room for %lld events\n", (long long)t->lost);
+            return;
+        }
         if (t->wall > 0) {
             printf("  trace, rank %d: %.2f ms: compute %.1f %%, exposed communication %.1f %%, "
                    "idle %.1f %%; exchanges %.2f ms\n",
