@@ -2,9 +2,11 @@
 
 torchrun --nproc-per-node 2 examples/long_context_2gpu.py [SEQ]     default 4096 on CPU
 
-With a library that has a transport between GPUs it runs on them (SEQ 262144), else on CPU.
+With a GPU for every rank it runs over NCCL (SEQ 262144); ranks that share GPUs exchange through
+host memory, and without any it all runs on the CPU.
 """
 
+import os
 import sys
 import time
 
@@ -14,20 +16,19 @@ import torch.distributed as dist
 import ringattn
 
 
-def choose_device(group: dist.ProcessGroup, layers: list[ringattn.Layer]) -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
-    try:
-        ringattn.Context(group, layers=layers, device=device).close()
-        return device
-    except ringattn.UnavailableError as error:
-        print(f"rank {dist.get_rank()}: on CPU, because {error}")
-        return torch.device("cpu")
+def choose_device() -> tuple[torch.device, str]:
+    """This rank's device, and the backend of the process group."""
+    gpus, ranks = torch.cuda.device_count(), int(os.environ["LOCAL_WORLD_SIZE"])
+    if gpus == 0:
+        return torch.device("cpu"), "gloo"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus)
+    torch.cuda.set_device(device)
+    return device, "nccl" if gpus >= ranks else "gloo"
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
+    device, backend = choose_device()
+    dist.init_process_group(backend)
     group = dist.group.WORLD
     kinds = [
         ringattn.Layer(
@@ -35,7 +36,6 @@ def main() -> None:
         )
         for w in (512, 0)
     ]
-    device = choose_device(group, kinds)
     seq = int(sys.argv[1]) if len(sys.argv) > 1 else 262_144 if device.type == "cuda" else 4096
 
     with ringattn.Context(group, layers=kinds, device=device) as context:
@@ -53,7 +53,8 @@ def main() -> None:
             seconds = time.perf_counter() - start
             info = step.plan_info(kinds.index(layer))
             line = (
-                f"rank {context.rank}  {name:8} {seq} positions  {seconds * 1e3:9.1f} ms  "
+                f"rank {context.rank}  {context.transport}  {name:8} {seq} positions  "
+                f"{seconds * 1e3:9.1f} ms  "
                 f"{info['rows_received']} key rows received  imbalance {info['imbalance']:.2f}\n"
             )
             sys.stdout.write(line)

@@ -1,12 +1,13 @@
 #!/bin/bash
 # Builds the CUDA backend and checks it on this machine's GPU, from a bare copy of the tree: the
 # tests of the backend, the CPU's tests of the whole operation on the device, a sweep of random
-# shapes, tensors past 2^31 elements, peak memory, every golden case at 1, 2, 4 and 7 ranks, and
-# compute-sanitizer on a small part, ranks over NCCL (on two GPUs, if there are two) and over MPI with
-# device memory. Works offline; jansson (golden cases) comes from the system or
-# from .deps/ (tools/carry_deps.sh), else what needs it is skipped aloud. Ends with "N passed, N
-# failed, N skipped" and fails if anything failed.
-# usage: tools/gpu_check.sh [build|tests|sweep|far|golden|nccl|mpi|sanitizer|ptxas]...    default: all
+# shapes, tensors past 2^31 elements, peak memory, every golden case at 1, 2, 4 and 7 ranks, ranks
+# over NCCL (on two GPUs, if there are two) and over MPI with device memory, the Python package on
+# CUDA tensors, and compute-sanitizer on a small part. Works offline; jansson (golden cases) comes
+# from the system or from .deps/ (tools/carry_deps.sh), else what needs it is skipped aloud. Ends
+# with "N passed, N failed, N skipped" and fails if anything failed.
+# usage: tools/gpu_check.sh [build|tests|sweep|far|golden|nccl|mpi|python|sanitizer|ptxas]...
+#        default: all
 # environment: RA_GPU_SEEDS=N    random ring processes, each with other problems (8)
 #              RA_GPU_SWEEP=N    processes of the sweep, of 140 shapes each (16)
 #              RA_BUILD_DIR=DIR  where to build (build/gpu)
@@ -222,6 +223,28 @@ step_mpi() {
     collect
 }
 
+# The Python package on CUDA tensors, from the tree: ranks are processes that share the GPUs.
+step_python() {
+    local file
+    if ! python3 -c 'import pytest, torch; torch.empty(1, device="cuda")' 2>/dev/null; then
+        skip "the Python package: python3 has no pytest, or no torch that sees the GPU"
+        return
+    fi
+    local run=(env RINGATTN_LIBRARY="$(realpath "$build/libringattn-cuda.so")"
+        RINGATTN_TEST_DEVICE=cuda PYTHONPATH="$PWD/python:${PYTHONPATH:-}"
+        PYTHONDONTWRITEBYTECODE=1 python3)
+    begin "python overhead" "${run[@]}" python/bench/overhead.py
+    collect
+    sed 's/^/      /' "$(log_of "python overhead")"
+    for file in python/tests/test_*.py; do
+        begin "python $(basename "$file" .py)" "${run[@]}" -m pytest -q --tb=short "$file"
+    done
+    collect
+    for file in "$logs"/python_test_*.log; do
+        echo "      $(basename "$file" .log): $(tail -n 1 "$file")"
+    done
+}
+
 step_sanitizer() {
     local tool name
     if ! command -v compute-sanitizer >/dev/null; then
@@ -261,7 +284,7 @@ elif ! nvidia-smi >/dev/null 2>&1; then
     skip "everything: no GPU on this machine"
 else
     steps=("$@")
-    [ $# -gt 0 ] || steps=(build tests sweep far golden nccl mpi sanitizer ptxas)
+    [ $# -gt 0 ] || steps=(build tests sweep far golden nccl mpi python sanitizer ptxas)
     for step in "${steps[@]}"; do
         start=$SECONDS
         "step_$step" || exit 2

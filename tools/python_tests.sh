@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs torch, transformers and this tree's wheel into an environment outside the tree, once, and
 # runs python/tests there. Ends with "python: N passed ..." or a skip that says why.
-# usage: python_tests.sh [PYTEST ARGUMENTS]
+# usage: python_tests.sh [--installed] [PYTEST ARGUMENTS]
+#   --installed       skip where there is no such environment yet, rather than install it
 #   RINGATTN_VENV     the environment, default ~/.cache/ringattn-venv (about 6 GB with CUDA's wheels)
 #   RA_PYTHON_LIMIT   seconds for the tests, default 900; RA_PYTHON_INSTALL_LIMIT, default 1200
 set -uo pipefail
@@ -20,10 +21,16 @@ skip() {
 
 python=$(command -v python3) || skip "no python3 here"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || skip "python3 is older than 3.10"
-echo "python: environment $venv"
+installed_only=false
+if [ "${1:-}" = --installed ]; then
+    installed_only=true
+    shift
+fi
 
 wanted=$(grep -E '^(requires|test|dependencies) = ' pyproject.toml)
 if [ "$(cat "$venv/ringattn-wanted" 2>/dev/null)" != "$wanted" ]; then
+    $installed_only && skip "no environment with torch; tools/python_tests.sh makes it, several GB"
+    echo "python: environment $venv"
     echo "python: installing torch, transformers and pytest there (several GB, once)"
     "$python" -m venv "$venv" >"$log" 2>&1 || skip "no virtual environment can be made"
     mapfile -t packages < <(printf '%s\n' "$wanted" | grep -E '^(requires|test) = ' |

@@ -250,6 +250,12 @@ class Varlen(Structure):
     _fields_ = [("size", c_size_t), ("cu_q", c_void_p), ("cu_k", c_void_p), ("segments", c_int64)]
 
 
+class NcclId(Structure):
+    """ra_nccl_id"""
+
+    _fields_ = [("bytes", c_uint8 * 128)]
+
+
 _HANDLE = c_void_p
 _OUT = POINTER(c_void_p)
 _TENSOR = POINTER(Tensor)
@@ -337,6 +343,10 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
 CUDA_PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ra_cuda_device_count": (c_int, []),
     "ra_backend_open_cuda": (c_int, [c_int, c_void_p, _OUT]),
+    "ra_cuda_kernel": (c_char_p, [_HANDLE, c_bool]),
+    "ra_nccl_id_create": (c_int, [POINTER(NcclId)]),
+    "ra_comm_open_nccl": (c_int, [POINTER(NcclId), c_int, c_int, c_int, _OUT]),
+    "ra_nccl_version": (c_char_p, []),
 }
 
 
@@ -391,6 +401,11 @@ if HAS_CUDA:
 def version() -> str:
     """The version of the C library."""
     return bytes(lib.ra_version()).decode()
+
+
+def nccl_version() -> str:
+    """Of the NCCL that the library uses: the one in the process; "" without NCCL."""
+    return bytes(lib.ra_nccl_version()).decode() if HAS_CUDA else ""
 
 
 def last_error() -> str:

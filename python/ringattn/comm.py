@@ -1,94 +1,36 @@
-"""A torch.distributed group as the library's transport: its five callbacks, in Python.
+"""Who I exchange with: a torch.distributed group as the library's transport.
 
-The ring gets a gloo group of its own, made over the store of the program's group, so that its
-messages never meet the program's, whatever backend that has. Callbacks run on the library's
-communication thread, which holds the interpreter lock only while one runs. No exception leaves a
-callback: it is kept in `failure` and the library gets RA_E_COMM. Must not know what the bytes mean.
+A NCCL group on GPUs becomes a NCCL communicator of the library's own, any other group the library's
+five callbacks, in Python, over a Channel. Callbacks run on the library's communication thread,
+which holds the interpreter lock only while one runs. No exception leaves a callback: it is kept in
+`failure` and the library gets RA_E_COMM. Must not know what the bytes mean.
 """
 
 from __future__ import annotations
 
 import ctypes
-import queue
-import threading
-import time
-import weakref
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ringattn import _c
+from ringattn.backend import unavailable
+from ringattn.channel import Channel, agree
 from ringattn.errors import CommError
-
-_ABORT_KEY = "abort"
-_POLL_SECONDS = 0.1
-_NAME_MAX = 400
+from ringattn.staging import DeviceStaging, HostStaging, Staging
 
 
-class TransportError(Exception):
-    """Why a callback failed."""
+class _Callbacks:
+    """The library's messages over a channel."""
 
-
-_opened: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-
-
-def _own_store(parent: Any) -> Any:
-    """A part of the parent's store for one context. torch.distributed.new_group would name its
-    group by a count of groups that only agrees if every process of the program takes part."""
-    count = _opened.get(parent, 0)
-    _opened[parent] = count + 1
-    store: Any = dist
-    return store.PrefixStore(f"ringattn/{count}", parent.get_group_store())
-
-
-class _Waiter:
-    """Waits for works on a thread of its own: the backends' waits cannot be interrupted, so the
-    thread that must notice an abort cannot be the one that waits."""
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="ringattn-wait", daemon=True).start()
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-            del job
-
-    def start(
-        self, works: Sequence[Any], timeout: timedelta
-    ) -> tuple[threading.Event, list[Exception]]:
-        done, errors = threading.Event(), list[Exception]()
-
-        def wait() -> None:
-            try:
-                for work in works:
-                    work.wait(timeout)
-            except Exception as error:
-                errors.append(error)
-            done.set()
-
-        self._jobs.put(wait)
-        return done, errors
-
-    def stop(self) -> None:
-        self._jobs.put(None)
-
-
-class _GroupTransport:
-    """Callbacks over one process group."""
-
-    def __init__(self, parent: dist.ProcessGroup, timeout: timedelta) -> None:
-        self.rank, self.size = dist.get_rank(parent), dist.get_world_size(parent)
-        self.store: Any = _own_store(parent)
-        self.group: Any = dist.ProcessGroupGloo(self.store, self.rank, self.size, timeout)
+    def __init__(self, channel: Channel, staging: Staging) -> None:
+        self.channel = channel
+        self.staging = staging
         self.failure: BaseException | None = None
-        self.why: str | None = None
-        self.waiter = _Waiter()
         self.buffers: dict[tuple[int, bool], torch.Tensor] = {}
-        self.callbacks = _c.CommCallbacks(
+        self.table = _c.CommCallbacks(
             size=ctypes.sizeof(_c.CommCallbacks),
             user=None,
             exchange=_c.EXCHANGE(self._guard(self._exchange)),
@@ -103,8 +45,7 @@ class _GroupTransport:
 
         def guarded(_user: Any, *arguments: Any) -> int:
             try:
-                if self.why is not None:
-                    raise TransportError(self.why)
+                self.channel.check()
                 call(*arguments)
                 return _c.RA_OK
             except BaseException as error:
@@ -113,100 +54,84 @@ class _GroupTransport:
 
         return guarded
 
-    def _peer_abort(self) -> str | None:
-        """What a peer said when it aborted."""
-        try:
-            if self.store.check([_ABORT_KEY]):
-                return bytes(self.store.get(_ABORT_KEY)).decode(errors="replace")
-        except Exception as error:
-            return f"the group's store is gone: {error}"
-        return None
-
-    def _wait(self, works: Sequence[Any], timeout_ms: int) -> None:
-        timeout = timedelta(milliseconds=timeout_ms)
-        deadline = time.monotonic() + timeout.total_seconds() + 1.0
-        done, errors = self.waiter.start(works, timeout)
-        while not done.wait(_POLL_SECONDS):
-            why = self.why or self._peer_abort()
-            if why is not None:
-                raise TransportError(why)
-            if time.monotonic() > deadline:
-                raise TransportError(f"not done within {timeout_ms} ms")
-        if errors:
-            raise TransportError(self.why or self._peer_abort() or str(errors[0])) from errors[0]
-
     def _buffer(self, peer: int, send: bool, count: int) -> torch.Tensor:
         """A flat buffer that is kept for the next message of this direction."""
         buffer = self.buffers.get((peer, send))
         if buffer is None or buffer.numel() < count:
-            buffer = torch.empty(count, dtype=torch.uint8)
+            buffer = self.staging.empty(count)
             self.buffers[peer, send] = buffer
         return buffer[:count]
 
     def _exchange(self, xfers: Any, count: int, timeout_ms: int) -> None:
-        works, landed = [], []
-        for xfer in sorted(xfers[:count], key=lambda x: x.send):
-            if xfer.bytes == 0:
-                continue
-            flat = self._buffer(xfer.peer, xfer.send, xfer.bytes)
+        messages = [
+            (xfer, self._buffer(xfer.peer, xfer.send, xfer.bytes))
+            for xfer in xfers[:count]
+            if xfer.bytes > 0
+        ]
+        for xfer, flat in messages:
             if xfer.send:
-                _c.lib.ra_xfer_pack(ctypes.byref(xfer), flat.data_ptr())
-                works.append(self.group.send([flat], xfer.peer, 0))
-            else:
-                works.append(self.group.recv([flat], xfer.peer, 0))
-                landed.append((xfer, flat))
+                self.staging.pack(xfer, flat)
+        self.staging.finish()
+        works = [
+            (self.channel.send if xfer.send else self.channel.receive)(flat, xfer.peer)
+            for xfer, flat in messages
+        ]
         if works:
-            self._wait(works, timeout_ms)
-        for xfer, flat in landed:
-            _c.lib.ra_xfer_unpack(ctypes.byref(xfer), flat.data_ptr())
-
-    def gather_tensor(self, mine: torch.Tensor, timeout_ms: int) -> torch.Tensor:
-        """[size, *mine.shape]: every rank's tensor."""
-        everyone = torch.empty((self.size, *mine.shape), dtype=mine.dtype)
-        self._wait([self.group.allgather([list(everyone.unbind(0))], [mine])], timeout_ms)
-        return everyone
+            self.channel.wait(works, timeout_ms)
+        for xfer, flat in messages:
+            if not xfer.send:
+                self.staging.unpack(xfer, flat)
+        self.staging.finish()
 
     def _gather(self, mine: int, count: int, everyone: int, timeout_ms: int) -> None:
         if count == 0:
             return
-        own = torch.empty(count, dtype=torch.uint8)
+        own = torch.empty(count, dtype=torch.uint8, device="cpu")
         ctypes.memmove(own.data_ptr(), mine, count)
-        gathered = self.gather_tensor(own, timeout_ms)
+        gathered = self.channel.gather(own, timeout_ms)
         ctypes.memmove(everyone, gathered.data_ptr(), gathered.numel())
 
     def _barrier(self, timeout_ms: int) -> None:
-        self.gather_tensor(torch.zeros(1, dtype=torch.uint8), timeout_ms)
+        self.channel.gather(torch.zeros(1, dtype=torch.uint8, device="cpu"), timeout_ms)
 
     def _abort(self, _user: Any, why: bytes | None) -> None:
         try:
-            if self.why is None:
-                self.why = (why or b"aborted").decode(errors="replace")
-                self.store.set(_ABORT_KEY, f"rank {self.rank}: {self.why}"[:_NAME_MAX])
+            self.channel.abort((why or b"aborted").decode(errors="replace"))
         except BaseException as error:
             self.failure = self.failure or error
 
     def _close(self, _user: Any) -> None:
-        self.waiter.stop()
-        self.group = self.store = None
+        """The channel is closed with the Comm."""
 
 
 class Comm:
-    """An open ra_comm and the ranks it connects."""
+    """An open ra_comm and the ranks it connects.
 
-    def __init__(self, handle: ctypes.c_void_p, transport: _GroupTransport | None) -> None:
+    transport: what carries the messages. in_call: does a forward or backward run?
+    """
+
+    def __init__(
+        self,
+        handle: ctypes.c_void_p,
+        transport: str,
+        channel: Channel | None = None,
+        callbacks: _Callbacks | None = None,
+    ) -> None:
         self.handle = handle
         self.transport = transport
-        self.rank = transport.rank if transport else 0
-        self.size = transport.size if transport else 1
+        self._channel = channel
+        self._callbacks = callbacks
+        self.in_call = False
+        self.rank = channel.rank if channel else 0
+        self.size = channel.size if channel else 1
 
     def gather(self, mine: torch.Tensor, timeout_ms: int) -> torch.Tensor:
-        """[size, *mine.shape], for what the Python side itself must agree on."""
-        if self.transport is None:
+        """[size, *mine.shape], for what the Python side itself must agree on; host tensors."""
+        if self._channel is None:
             return mine.unsqueeze(0)
         try:
-            if self.transport.why is not None:
-                raise TransportError(self.transport.why)
-            return self.transport.gather_tensor(mine, timeout_ms)
+            self._channel.check()
+            return self._channel.gather(mine, timeout_ms)
         except Exception as error:
             self.abort(str(error))
             raise CommError(_c.RA_E_COMM, "RA_E_COMM", f"gather: {error}") from error
@@ -218,40 +143,135 @@ class Comm:
     def abort(self, why: str) -> None:
         """Makes every rank's pending and later calls fail soon."""
         _c.lib.ra_comm_abort(self.handle, why.encode())
+        if self._channel is not None:
+            self._channel.abort(why)
+
+    def watch(self) -> None:
+        """For a transport that does not bring a peer's abort by itself, during calls."""
+        if self._channel is not None:
+
+            def tell(why: str) -> None:
+                _c.lib.ra_comm_abort(self.handle, why.encode())
+
+            self._channel.watch(lambda: self.in_call, tell)
+
+    def check_call(self, status: int) -> None:
+        """check, of a forward or backward, whose failure ends the ring on every rank."""
+        try:
+            self.check(status)
+        except Exception as error:
+            if self._channel is not None:
+                self._channel.abort(str(error))
+            raise
 
     def check(self, status: int) -> None:
-        """_c.check, with what the transport knows of a failure."""
+        """_c.check, with what the callbacks know of a failure."""
         try:
             _c.check(status)
         except CommError as error:
-            failure = self.transport.failure if self.transport else None
+            failure = self._callbacks.failure if self._callbacks else None
             if failure is None or str(failure) in str(error):
                 raise
             message = f"{_c.last_error()}: {failure}"
             raise CommError(error.status, error.name, message) from failure
 
     def close(self) -> None:
+        if self._channel is not None:
+            self._channel.end_watch()
         handle, self.handle = self.handle, ctypes.c_void_p()
         _c.lib.ra_comm_close(handle)
+        if self._channel is not None:
+            self._channel.close()
+
+
+def is_nccl(group: dist.ProcessGroup) -> bool:
+    """Does NCCL carry the group's CUDA tensors?"""
+    return "cuda:nccl" in dist.get_backend_config(group)
 
 
 def open_single() -> Comm:
     """One rank, no messages."""
     handle = ctypes.c_void_p()
     _c.check(_c.lib.ra_comm_open_threads(1, ctypes.byref(handle)))
-    return Comm(handle, None)
+    return Comm(handle, "single process")
 
 
-def open_group(group: dist.ProcessGroup, timeout_ms: int) -> Comm:
-    """Collective over the group."""
-    transport = _GroupTransport(group, timedelta(milliseconds=timeout_ms))
+def _open_callbacks(channel: Channel, device: torch.device) -> Comm:
+    on_device = device.type == "cuda"
+    staging: Staging = DeviceStaging(device) if on_device else HostStaging()
+    callbacks = _Callbacks(channel, staging)
     handle = ctypes.c_void_p()
     _c.check(
         _c.lib.ra_comm_open_custom(
-            transport.rank,
-            transport.size,
-            ctypes.byref(transport.callbacks),
-            ctypes.byref(handle),
+            channel.rank, channel.size, ctypes.byref(callbacks.table), ctypes.byref(handle)
         )
     )
-    return Comm(handle, transport)
+    name = "gloo, staged in host memory" if on_device else "gloo"
+    return Comm(handle, name, channel, callbacks)
+
+
+_UUID_BYTES = 64
+
+
+def _gpu_name(device: torch.device) -> bytes:
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", "")
+    return str(uuid).encode().ljust(_UUID_BYTES, b"\0")[:_UUID_BYTES]
+
+
+def _new_nccl_id(rank: int) -> bytes:
+    """Rank 0's fresh id; the other ranks have none, but must have NCCL too."""
+    if not _c.nccl_version():
+        raise unavailable(
+            f"group: NCCL, but {_c.library_path} is built without nccl.h or finds no libnccl.so.2"
+        )
+    unique = _c.NcclId()
+    if rank == 0:
+        _c.check(_c.lib.ra_nccl_id_create(ctypes.byref(unique)))
+    return bytes(unique)
+
+
+def _check_one_process_per_gpu(names: list[bytes]) -> None:
+    for rank, name in enumerate(names):
+        first = names.index(name)
+        if first < rank and name.strip(b"\0"):
+            raise unavailable(
+                f"device: ranks {first} and {rank} use the same GPU, {name.decode().rstrip(chr(0))}"
+                ", expected one process per GPU with a NCCL group; a gloo group can share one"
+            )
+
+
+def _open_nccl(channel: Channel, device: torch.device) -> Comm:
+    unique, error = b"", None
+    try:
+        unique = _new_nccl_id(channel.rank)
+    except Exception as caught:
+        error = caught
+    unique = unique.ljust(ctypes.sizeof(_c.NcclId), b"\0")
+    mine = torch.frombuffer(bytearray(_gpu_name(device) + unique), dtype=torch.uint8)
+    said = agree(lambda own: channel.gather(own, channel.timeout_ms), error, mine)
+    names = [bytes(words[:_UUID_BYTES].tolist()) for words in said]
+    _check_one_process_per_gpu(names)
+    first = _c.NcclId.from_buffer_copy(bytes(said[0, _UUID_BYTES:].tolist()))
+    handle = ctypes.c_void_p()
+    _c.check(
+        _c.lib.ra_comm_open_nccl(
+            ctypes.byref(first), channel.rank, channel.size, device.index, ctypes.byref(handle)
+        )
+    )
+    comm = Comm(handle, f"nccl {_c.nccl_version()}", channel)
+    comm.watch()
+    return comm
+
+
+def open_group(group: dist.ProcessGroup, device: torch.device, timeout_ms: int) -> Comm:
+    """Collective over the group. device: where the tensors of the messages are."""
+    if not dist.is_gloo_available():
+        raise unavailable("group: this torch is built without gloo, which metadata travels by")
+    channel = Channel(group, timeout_ms)
+    try:
+        if device.type == "cuda" and is_nccl(group):
+            return _open_nccl(channel, device)
+        return _open_callbacks(channel, device)
+    except BaseException:
+        channel.close()
+        raise

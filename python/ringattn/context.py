@@ -18,12 +18,13 @@ from typing import Any
 import torch
 
 from ringattn import _c
-from ringattn.backend import Backend, open_backend, unavailable
+from ringattn.backend import Backend, open_backend
 from ringattn.comm import Comm, open_group, open_single
 from ringattn.errors import ArgumentError
 from ringattn.layer import Layer
 from ringattn.metadata import (
-    agree,
+    NO_IDS,
+    agree_counts,
     check_integers,
     check_mask,
     check_shape,
@@ -67,14 +68,24 @@ class _Core:
         self._finalize()
 
 
-class StepCore:
-    """An ra_step and its plans. Keeps its context's C objects alive."""
+def _inspect(plan: int) -> _c.PlanInfo:
+    info = _c.PlanInfo(size=sizeof(_c.PlanInfo))
+    _c.check(_c.lib.ra_plan_inspect(plan, byref(info)))
+    return info
 
-    def __init__(self, core: _Core, handle: int, layer_count: int) -> None:
+
+class StepCore:
+    """An ra_step and its plans. Keeps its context's C objects alive.
+
+    kept_seq: rows that each layer's forward keeps; None in a context without keep_kv.
+    """
+
+    def __init__(self, core: _Core, handle: int, layer_count: int, keep_kv: bool) -> None:
         self.core = core
         self.handle = handle
-        self.plans = [_c.lib.ra_step_plan(handle, i) for i in range(layer_count)]
         core.steps.add(handle)
+        self.plans = [_c.lib.ra_step_plan(handle, i) for i in range(layer_count)]
+        self.kept_seq = [int(_inspect(p).kept_seq) for p in self.plans] if keep_kv else None
 
     def __del__(self) -> None:
         self.core.free_step(self.handle)
@@ -115,6 +126,7 @@ class Step:
         self.runs = list(runs)
         self.layers = context.layers
         self.device_type = context.device.type
+        self.keep_kv = context.keep_kv
         self.padded = False
         number = next(_numbers)
         _live[number] = core
@@ -124,17 +136,15 @@ class Step:
 
     def plan_info(self, layer: int = 0) -> dict[str, Any]:
         """ra_plan_inspect of a layer: the path and why, hops, bytes, pairs, scratch."""
-        info = _c.PlanInfo()
-        info.size = sizeof(info)
-        _c.check(_c.lib.ra_plan_inspect(self.core.plans[layer], byref(info)))
+        info = _inspect(self.core.plans[layer])
         values = {name: getattr(info, name) for name, *_ in _c.PlanInfo._fields_}
         del values["size"]
         return {k: v.decode() if isinstance(v, bytes) else v for k, v in values.items()}
 
     def global_positions(self) -> torch.Tensor:
         """The positions of this rank's tokens in the whole row, [seq_local]."""
-        parts = [torch.arange(start, start + count) for start, count in self.runs]
-        return torch.cat(parts) if parts else torch.arange(0)
+        parts = [torch.arange(start, start + n, device="cpu") for start, n in self.runs]
+        return torch.cat(parts) if parts else torch.arange(0, device="cpu")
 
 
 def _process_group(group: Any) -> Any:
@@ -152,10 +162,14 @@ class Context:
     """Ranks, device and layer kinds. Collective; long-lived.
 
     group: None = this process alone; else a ProcessGroup or a one-dimensional DeviceMesh, whose
-        ranks each hold a shard of the sequence. The ring makes a group of its own from it.
+        ranks each hold a shard of the sequence. The ring makes a group of its own from it: NCCL
+        for a NCCL group and a CUDA device, with one process per GPU; gloo for every other.
     layers: the model's layer kinds, at most 16; the same on every rank.
-    device: where q, k and v live. threads: of the CPU backend, None = as many as torch uses.
+    device: where q, k and v live; "cuda" is the current one. threads: of the CPU backend, None =
+        as many as torch uses.
     timeout_ms: no call waits longer without progress.
+    keep_kv: the forward keeps the rows that it received for the backward, which then exchanges
+        gradients only: less traffic, more memory. The same on every rank.
     """
 
     def __init__(
@@ -169,24 +183,24 @@ class Context:
         scratch_bytes_max: int = 0,
         forward_only: bool = False,
         overlap: bool = True,
+        keep_kv: bool = False,
     ) -> None:
         self.layers = tuple(layers)
         self.timeout_ms = timeout_ms
+        self.keep_kv = keep_kv
         options = _c.CtxOptions(
             size=sizeof(_c.CtxOptions),
             scratch_bytes_max=scratch_bytes_max,
             timeout_ms=timeout_ms,
             forward_only=forward_only,
             no_overlap=not overlap,
+            keep_kv=keep_kv,
         )
         group = _process_group(group)
         backend = open_backend(torch.device(device), threads)
-        if group is not None and backend.device.type != "cpu":
-            raise unavailable(
-                f"device: {backend.device}, expected cpu with a group: the messages of a "
-                "torch.distributed group are host memory"
-            )
-        comm = open_single() if group is None else open_group(group, timeout_ms)
+        comm = (
+            open_single() if group is None else open_group(group, backend.device, timeout_ms)
+        )
         self._core = _Core(backend, comm)
         array = (_c.Layer * max(len(self.layers), 1))(*(layer.to_c() for layer in self.layers))
         comm.check(
@@ -218,6 +232,15 @@ class Context:
         """Name and level of the backend: "cpu avx512"."""
         return f"{self._core.backend.name} {self._core.backend.level}"
 
+    @property
+    def transport(self) -> str:
+        """What carries the messages: "single process", "gloo" or "nccl 2.27.3"."""
+        return self._core.comm.transport
+
+    def kernel(self, backward: bool = False) -> str:
+        """The CUDA kernel of the last forward or backward: "simple" is the plain one; else ""."""
+        return self._core.backend.kernel(backward)
+
     def bytes_sent(self) -> int:
         """Bytes that this rank's exchanges have sent so far."""
         return self._core.comm.bytes_sent()
@@ -242,8 +265,9 @@ class Context:
         """The whole rows of a small host tensor [rows, seq_local] from all ranks' parts.
         Collective; no gradient."""
         comm, rows = self._core.comm, part.shape[0]
-        lengths = comm.gather(torch.tensor([part.shape[1]]), self.timeout_ms).flatten().tolist()
-        mine = torch.zeros(rows, max(lengths), dtype=part.dtype)
+        length = torch.tensor([part.shape[1]], device="cpu")
+        lengths = comm.gather(length, self.timeout_ms).flatten().tolist()
+        mine = torch.zeros(rows, max(lengths), dtype=part.dtype, device="cpu")
         mine[:, : part.shape[1]] = part
         everyone = comm.gather(mine, self.timeout_ms)
         parts = [said[:, :length] for said, length in zip(everyone, lengths)]
@@ -266,7 +290,7 @@ class Context:
         layout: "contiguous" in rank order (any lengths), "zigzag", or the runs of every rank.
         """
         comm, error = self._core.comm, None
-        wide, rows, seq_local = torch.empty(0, dtype=torch.int64), 0, 0
+        wide, rows, seq_local = NO_IDS, 0, 0
         try:
             if self._core.closed:
                 raise RuntimeError("context: closed")
@@ -275,7 +299,7 @@ class Context:
             wide = wide_ids(packed_seq_ids)
         except Exception as caught:
             error = caught
-        said = agree(comm, error, (wide.numel(), seq_local), self.timeout_ms)
+        said = agree_counts(comm, error, (wide.numel(), seq_local), self.timeout_ms)
         lengths = [length for _, length in said]
         doc_id = host_documents(packed_seq_ids, any(n for n, _ in said), comm, self.timeout_ms)
         if isinstance(layout, str) and layout == "contiguous":
@@ -295,7 +319,7 @@ class Context:
                 setattr(desc, name, tensor.data_ptr())
         handle = c_void_p()
         comm.check(_c.lib.ra_step_create(self._core.ctx, byref(desc), byref(handle)))
-        core = StepCore(self._core, handle.value or 0, len(self.layers))
+        core = StepCore(self._core, handle.value or 0, len(self.layers), self.keep_kv)
         return Step(self, core, rows, seq_local, runs)
 
     def _shape(

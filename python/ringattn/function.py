@@ -1,13 +1,14 @@
 """ringattn.attention: the operation on torch tensors, differentiable.
 
 In eager mode an autograd function, under torch.compile a pair of custom operators; both end in the
-same two calls of the library. Nothing is kept for the backward but q, k, v, out, lse and the step.
+same two calls of the library. Nothing is kept for the backward but q, k, v, out, lse, the step and,
+with keep_kv, the rows that were received.
 Must not know models.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -16,41 +17,52 @@ from ringattn import _c
 from ringattn.context import Step, StepCore, step_of
 from ringattn.errors import ShapeError
 from ringattn.layer import Layer
-from ringattn.view import backward_io, forward_io
+from ringattn.view import Kept, backward_io, forward_io
 
 
-def _check_device(core: StepCore, **tensors: torch.Tensor) -> None:
-    backend = core.core.backend
-    for name, tensor in tensors.items():
-        if tensor.device.type != backend.device.type:
-            raise ShapeError(
-                _c.RA_E_SHAPE,
-                "RA_E_SHAPE",
-                f"{name}: on device {tensor.device}, expected {backend.device}, where the "
-                f"context's backend ({backend.name}) runs",
-            )
+def _refuse_device(device: torch.device, backend: str, **tensors: torch.Tensor) -> NoReturn:
+    name, tensor = next((n, t) for n, t in tensors.items() if t.device != device)
+    raise ShapeError(
+        _c.RA_E_SHAPE,
+        "RA_E_SHAPE",
+        f"{name}: on device {tensor.device}, expected {device}, where the context's backend "
+        f"({backend}) runs",
+    )
+
+
+def _room_for_kept(k: torch.Tensor, core: StepCore, index: int) -> Kept:
+    """Where a forward keeps the rows that it receives: kept_k and kept_v, or nothing."""
+    if core.kept_seq is None:
+        return ()
+    shape = (1, k.shape[1], core.kept_seq[index], k.shape[3])
+    return (k.new_empty(shape), k.new_empty(shape))
 
 
 def _forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, core: StepCore, index: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if core.core.closed:
+) -> tuple[torch.Tensor, torch.Tensor, Kept]:
+    context = core.core
+    if context.closed:
         raise RuntimeError("context: closed")
-    comm = core.core.comm
+    backend, comm = context.backend, context.comm
+    device = backend.device
     try:
-        _check_device(core, q=q, k=k, v=v)
+        if not q.device == k.device == v.device == device:
+            _refuse_device(device, backend.name, q=q, k=k, v=v)
         out = torch.empty_like(q)
-        lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
-        io = forward_io((("q", q), ("k", k), ("v", v), ("out", out)), lse)
+        lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=device)
+        kept = _room_for_kept(k, core, index)
+        io = forward_io(q, k, v, out, lse, kept)
     except Exception as error:
         # The library never sees this call, so nobody else would tell the other ranks.
         comm.abort(str(error))
         raise
-    stream = core.core.backend.stream()
-    status = _c.lib.ra_attn_forward(core.core.ctx, core.plans[index], io, stream)
+    comm.in_call = True
+    status = backend.run(_c.lib.ra_attn_forward, context.ctx, core.plans[index], io)
+    comm.in_call = False
     if status:
-        comm.check(status)
-    return out, lse
+        comm.check_call(status)
+    return out, lse, kept
 
 
 def _backward(
@@ -62,22 +74,27 @@ def _backward(
     lse: torch.Tensor,
     core: StepCore,
     index: int,
+    kept: Kept = (),
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    if core.core.closed:
+    context = core.core
+    if context.closed:
         raise RuntimeError("context: closed")
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    io = backward_io(
-        (("q", q), ("k", k), ("v", v), ("out", out)),
-        lse,
-        (("dout", dout), ("dq", dq), ("dk", dk), ("dv", dv)),
-    )
-    stream = core.core.backend.stream()
-    status = _c.lib.ra_attn_backward(core.core.ctx, core.plans[index], io, stream)
+    io = backward_io(q, k, v, out, lse, (dout, dq, dk, dv), kept)
+    comm = context.comm
+    comm.in_call = True
+    status = context.backend.run(_c.lib.ra_attn_backward, context.ctx, core.plans[index], io)
+    comm.in_call = False
     if status:
-        core.core.comm.check(status)
+        comm.check_call(status)
     return dq, dk, dv
+
+
+def _gradients(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    q, k, v, out, lse, *kept = ctx.saved_tensors
+    return (*_backward(dout, q, k, v, out, lse, ctx.core, ctx.index, kept), None, None)
 
 
 class _Attention(torch.autograd.Function):
@@ -87,24 +104,44 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, core: StepCore, index: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = _forward(q, k, v, core, index)
-        ctx.save_for_backward(q, k, v, out, lse)
+        out, lse, kept = _forward(q, k, v, core, index)
+        ctx.save_for_backward(q, k, v, out, lse, *kept)
         ctx.core, ctx.index = core, index
         ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)  # of lse: it has none
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor, _dlse: Any) -> tuple[torch.Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
-        return (*_backward(dout, q, k, v, out, lse, ctx.core, ctx.index), None, None)
+        # once_differentiable costs as much as all of ours; only create_graph needs its refusal.
+        if torch.is_grad_enabled():
+            return _gradients_once(ctx, dout)
+        return _gradients(ctx, dout)
+
+
+_gradients_once = once_differentiable(_gradients)
 
 
 @torch.library.custom_op("ringattn::attend", mutates_args=())
 def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: torch.Tensor, layer: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _forward(q, k, v, step_of(step), layer)
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: torch.Tensor, layer: int, keep: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """out, lse, kept_k, kept_v; keep: does the step's context keep rows?"""
+    out, lse, kept = _forward(q, k, v, step_of(step), layer)
+    kept_k, kept_v = kept or (k.new_empty(0), k.new_empty(0))
+    return out, lse, kept_k, kept_v
+
+
+@_attend.register_fake
+def _(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: torch.Tensor, layer: int, keep: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    shape: list[Any] = [0]
+    if keep:
+        # How many rows a step brings is not known to the graph, which serves every step.
+        shape = [1, k.shape[1], torch.library.get_ctx().new_dynamic_size(), k.shape[3]]
+    lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
+    return torch.empty_like(q), lse, k.new_empty(shape), k.new_empty(shape)
 
 
 @torch.library.custom_op("ringattn::attend_backward", mutates_args=())
@@ -115,17 +152,14 @@ def _attend_backward(
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
+    kept_k: torch.Tensor,
+    kept_v: torch.Tensor,
     step: torch.Tensor,
     layer: int,
+    keep: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _backward(dout, q, k, v, out, lse, step_of(step), layer)
-
-
-@_attend.register_fake
-def _(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: torch.Tensor, layer: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+    kept = (kept_k, kept_v) if keep else ()
+    return _backward(dout, q, k, v, out, lse, step_of(step), layer, kept)
 
 
 @_attend_backward.register_fake
@@ -136,23 +170,25 @@ def _(
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
+    kept_k: torch.Tensor,
+    kept_v: torch.Tensor,
     step: torch.Tensor,
     layer: int,
+    keep: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, step, layer = inputs
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    q, k, v, step, ctx.layer, ctx.keep = inputs
     ctx.save_for_backward(q, k, v, *output, step)
-    ctx.layer = layer
-    ctx.mark_non_differentiable(output[1])
+    ctx.mark_non_differentiable(*output[1:])
 
 
-def _attend_gradients(ctx: Any, dout: torch.Tensor, _dlse: Any) -> tuple[torch.Tensor | None, ...]:
-    q, k, v, out, lse, step = ctx.saved_tensors
-    dq, dk, dv = torch.ops.ringattn.attend_backward(dout, q, k, v, out, lse, step, ctx.layer)
-    return dq, dk, dv, None, None
+def _attend_gradients(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+    saved = ctx.saved_tensors
+    dq, dk, dv = torch.ops.ringattn.attend_backward(dout, *saved, ctx.layer, ctx.keep)
+    return dq, dk, dv, None, None, None
 
 
 _attend.register_autograd(_attend_gradients, setup_context=_save)
@@ -182,7 +218,7 @@ def attention_with_lse(
     k = k if k.stride(-1) == 1 else k.contiguous()
     v = v if v.stride(-1) == 1 else v.contiguous()
     if torch.compiler.is_compiling():
-        out, lse = torch.ops.ringattn.attend(q, k, v, step.handle, index)
+        out, lse, _, _ = torch.ops.ringattn.attend(q, k, v, step.handle, index, step.keep_kv)
     else:
         out, lse = _Attention.apply(q, k, v, step.core, index)
     return out, lse

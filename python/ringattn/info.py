@@ -25,7 +25,7 @@ def _library_lines() -> list[tuple[str, str]]:
         ("library", f"{_c.version()}, {_c.library_path}"),
         ("backend cpu", ", ".join(levels)),
         ("backend cuda", _cuda()),
-        ("transport nccl", _part("ringattn-nccl")),
+        ("transport nccl", _nccl()),
         ("transport mpi", _part("ringattn-mpi")),
         ("transport", "single process"),
     ]
@@ -36,7 +36,18 @@ def _cuda() -> str:
 
     if not _c.HAS_CUDA:
         return "missing: this library is built without it"
-    return f"{_c.lib.ra_cuda_device_count()} devices"
+    count = _c.lib.ra_cuda_device_count()
+    return f"{count} devices" if count else "missing: no CUDA device or driver on this machine"
+
+
+def _nccl() -> str:
+    """Asked after torch is loaded, whose NCCL it is then."""
+    from ringattn import _c
+
+    version = _c.nccl_version()
+    if not version:
+        return "missing: the library is built without nccl.h, or there is no libnccl.so.2"
+    return f"{version}, for NCCL groups"
 
 
 def _part(stem: str) -> str:
@@ -65,7 +76,7 @@ def _torch_lines() -> list[tuple[str, str]]:
     if not distributed.is_available() or not distributed.is_gloo_available():
         lines.append(("transport gloo", "missing: this torch is built without it"))
     else:
-        lines.append(("transport gloo", "any torch.distributed group"))
+        lines.append(("transport gloo", "any other torch.distributed group"))
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             lines.append((f"gpu {index}", torch.cuda.get_device_name(index)))
@@ -77,12 +88,13 @@ def _torch_lines() -> list[tuple[str, str]]:
 def main() -> None:
     from ringattn import __version__
 
+    torch_lines = _torch_lines()
     transformers = _module("transformers")
     found = f"missing: {transformers}" if isinstance(transformers, Exception) else ""
     lines = [
         ("ringattn", __version__),
+        *torch_lines,
         *_library_lines(),
-        *_torch_lines(),
         ("transformers", found or transformers.__version__),
         ("python", sys.version.split()[0]),
     ]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import torch
 
+from ringattn.channel import agree
 from ringattn.comm import Comm
 
 _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 _INT32_MAX = 2**31 - 1
-_TEXT_BYTES = 384
+NO_IDS = torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 def check_mask(mask: torch.Tensor | None, name: str) -> None:
@@ -45,27 +46,13 @@ def host_mask(mask: torch.Tensor | None) -> torch.Tensor | None:
     return None if mask is None else mask.cpu().contiguous().view(torch.uint8)
 
 
-def agree(
+def agree_counts(
     comm: Comm, error: Exception | None, counts: tuple[int, int], timeout_ms: int
 ) -> list[tuple[int, int]]:
-    """Gives every rank every rank's two counts, or every rank the first rank's error.
-
-    Without it a rank whose arguments are refused here would leave the others waiting in the
-    library.
-    """
-    text = f"{type(error).__name__}: {error}".encode()[:_TEXT_BYTES] if error else b""
-    mine = torch.zeros(16 + _TEXT_BYTES, dtype=torch.uint8)
-    mine[:16] = torch.tensor(counts, dtype=torch.int64).view(torch.uint8)
-    mine[16 : 16 + len(text)] = torch.tensor(list(text), dtype=torch.uint8)
-    everyone = comm.gather(mine, timeout_ms)
-    if error is not None:
-        raise error
-    for rank, said in enumerate(everyone[:, 16:]):
-        if said[0] != 0:
-            words = bytes(said.tolist()).rstrip(b"\0").decode(errors="replace")
-            raise ValueError(f"rank {rank}: {words}")
-    numbers = everyone[:, :16].contiguous().view(torch.int64)
-    return [(int(a), int(b)) for a, b in numbers]
+    """Gives every rank every rank's two counts, or every rank the first rank's error."""
+    mine = torch.tensor(counts, dtype=torch.int64, device="cpu").view(torch.uint8)
+    everyone = agree(lambda own: comm.gather(own, timeout_ms), error, mine)
+    return [(int(a), int(b)) for a, b in everyone.view(torch.int64)]
 
 
 def _distinct(ids: torch.Tensor) -> torch.Tensor:
@@ -77,9 +64,9 @@ def _distinct(ids: torch.Tensor) -> torch.Tensor:
 def wide_ids(ids: torch.Tensor | None) -> torch.Tensor:
     """The distinct ids of this rank if one of them does not fit int32, else none."""
     if ids is None or ids.dtype != torch.int64 or ids.numel() == 0:
-        return torch.empty(0, dtype=torch.int64)
+        return NO_IDS
     if int(ids.max()) <= _INT32_MAX:
-        return torch.empty(0, dtype=torch.int64)
+        return NO_IDS
     return _distinct(ids.cpu())
 
 
@@ -92,12 +79,12 @@ def host_documents(
     if not renumber:
         return None if positive is None else positive.to(torch.int32).contiguous()
     distinct = (
-        torch.empty(0, dtype=torch.int64)
+        NO_IDS
         if positive is None
         else _distinct(positive.to(torch.int64))
     )
-    sizes = comm.gather(torch.tensor([distinct.numel()]), timeout_ms).flatten()
-    mine = torch.zeros(int(sizes.max()), dtype=torch.int64)
+    sizes = comm.gather(torch.tensor([distinct.numel()], device="cpu"), timeout_ms).flatten()
+    mine = torch.zeros(int(sizes.max()), dtype=torch.int64, device="cpu")
     mine[: distinct.numel()] = distinct
     known = comm.gather(mine, timeout_ms).flatten()
     known = _distinct(known[known > 0])

@@ -77,9 +77,10 @@ def unshard(
 ) -> torch.Tensor:
     """The whole tensor from all ranks' parts, in rank order: the inverse of shard."""
     seq = sum(part.shape[dim] for part in parts)
-    order = torch.cat([position_ids(rank, len(parts), seq, layout) for rank in range(len(parts))])
+    ranks = range(len(parts))
+    order = torch.cat([position_ids(rank, len(parts), seq, layout, "cpu") for rank in ranks])
     inverse = torch.empty_like(order)
-    inverse[order] = torch.arange(seq)
+    inverse[order] = torch.arange(seq, device="cpu")
     return torch.cat(list(parts), dim).index_select(dim, inverse.to(parts[0].device))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 
@@ -16,33 +17,34 @@ from ringattn import _c
 from ringattn.errors import ShapeError
 from ringattn.layer import DTYPE
 
+Kept = Sequence[torch.Tensor]
 WORDS = 2 + 2 * _c.RA_NDIM
-_NOTHING = (0,) * WORDS
-_FORWARD = struct.Struct(f"={1 + 7 * WORDS}q")
-_BACKWARD = struct.Struct(f"={1 + 11 * WORDS}q")
+_LIKE_NOTHING = f"{8 * WORDS}x"
+_FORWARD = struct.Struct(f"={1 + 5 * WORDS}q{_LIKE_NOTHING * 2}")
+_FORWARD_KEEPING = struct.Struct(f"={1 + 7 * WORDS}q")
+_BACKWARD = struct.Struct(f"={1 + 5 * WORDS}q{_LIKE_NOTHING * 2}{4 * WORDS}q")
+_BACKWARD_KEEPING = struct.Struct(f"={1 + 11 * WORDS}q")
 
 
-def words(tensor: torch.Tensor, name: str) -> tuple[int, ...]:
+def _words(tensor: torch.Tensor) -> tuple[int, ...]:
     """The ten words of an ra_tensor: [rows, heads, seq, channels], strides in elements."""
+    return (tensor.data_ptr(), DTYPE[tensor.dtype], *tensor.shape, *tensor.stride())
+
+
+def _check(name: str, tensor: torch.Tensor) -> None:
+    problem = None
     if tensor.dim() != _c.RA_NDIM:
-        raise ShapeError(
-            _c.RA_E_SHAPE,
-            "RA_E_SHAPE",
-            f"{name}: {tensor.dim()} dimensions, expected 4: rows, heads, seq, channels",
-        )
-    code = DTYPE.get(tensor.dtype)
-    if code is None:
-        raise ShapeError(
-            _c.RA_E_SHAPE,
-            "RA_E_SHAPE",
-            f"{name}: dtype {tensor.dtype}, expected float32, bfloat16 or float16",
-        )
-    return (tensor.data_ptr(), code, *tensor.shape, *tensor.stride())
+        problem = f"{tensor.dim()} dimensions, expected 4: rows, heads, seq, channels"
+    elif tensor.dtype not in DTYPE:
+        problem = f"dtype {tensor.dtype}, expected float32, bfloat16 or float16"
+    if problem is not None:
+        raise ShapeError(_c.RA_E_SHAPE, "RA_E_SHAPE", f"{name}: {problem}")
 
 
 def view(tensor: torch.Tensor, name: str = "tensor") -> _c.Tensor:
     """An ra_tensor. The caller keeps the torch tensor alive."""
-    address, code, *rest = words(tensor, name)
+    _check(name, tensor)
+    address, code, *rest = _words(tensor)
     result = _c.Tensor()
     result.data, result.dtype = address, code
     result.size[:] = rest[: _c.RA_NDIM]
@@ -55,26 +57,78 @@ def _lse_words(lse: torch.Tensor) -> tuple[int, ...]:
     return (lse.data_ptr(), _c.RA_F32, *lse.shape, 1, *lse.stride(), 1)
 
 
-def forward_io(tensors: Sequence[tuple[str, torch.Tensor]], lse: torch.Tensor) -> bytes:
-    """ra_forward_io of q, k, v, out and lse; kept_k and kept_v stay empty."""
-    flat: list[int] = [_FORWARD.size]
-    for name, tensor in tensors:
-        flat += words(tensor, name)
-    flat += _lse_words(lse)
-    return _FORWARD.pack(*flat, *_NOTHING, *_NOTHING)
+def forward_io(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    kept: Kept = (),
+) -> bytes:
+    """An ra_forward_io. out is like q; kept: kept_k and kept_v, or none."""
+    dtype = q.dtype
+    alike = q.dim() == k.dim() == v.dim() == _c.RA_NDIM and dtype == k.dtype == v.dtype
+    if not (alike and dtype in DTYPE):
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            _check(name, tensor)
+    layout = _FORWARD_KEEPING if kept else _FORWARD
+    like_q = (DTYPE[dtype], *q.shape)
+    return layout.pack(
+        layout.size,
+        q.data_ptr(),
+        *like_q,
+        *q.stride(),
+        *_words(k),
+        *_words(v),
+        out.data_ptr(),
+        *like_q,
+        *out.stride(),
+        *_lse_words(lse),
+        *chain.from_iterable(map(_words, kept)),
+    )
 
 
 def backward_io(
-    inputs: Sequence[tuple[str, torch.Tensor]],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
     lse: torch.Tensor,
-    gradients: Sequence[tuple[str, torch.Tensor]],
+    gradients: Sequence[torch.Tensor],
+    kept: Kept = (),
 ) -> bytes:
-    """ra_backward_io of q, k, v, out, lse and of dout, dq, dk, dv."""
-    flat: list[int] = [_BACKWARD.size]
-    for name, tensor in inputs:
-        flat += words(tensor, name)
-    flat += _lse_words(lse)
-    flat += _NOTHING + _NOTHING
-    for name, tensor in gradients:
-        flat += words(tensor, name)
-    return _BACKWARD.pack(*flat)
+    """An ra_backward_io, of tensors that a forward has taken, so that v is like k. gradients: dout,
+    dq, dk, dv."""
+    layout = _BACKWARD_KEEPING if kept else _BACKWARD
+    dout, dq, dk, dv = gradients
+    code = DTYPE[q.dtype]
+    like_q, like_k = (code, *q.shape), (code, *k.shape)
+    return layout.pack(
+        layout.size,
+        q.data_ptr(),
+        *like_q,
+        *q.stride(),
+        k.data_ptr(),
+        *like_k,
+        *k.stride(),
+        v.data_ptr(),
+        *like_k,
+        *v.stride(),
+        out.data_ptr(),
+        *like_q,
+        *out.stride(),
+        *_lse_words(lse),
+        *chain.from_iterable(map(_words, kept)),
+        dout.data_ptr(),
+        *like_q,
+        *dout.stride(),
+        dq.data_ptr(),
+        *like_q,
+        *dq.stride(),
+        dk.data_ptr(),
+        *like_k,
+        *dk.stride(),
+        dv.data_ptr(),
+        *like_k,
+        *dv.stride(),
+    )

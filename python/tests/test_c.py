@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import ringattn
-from ringattn import _c
-from ringattn.view import WORDS, backward_io, forward_io, view
+from ringattn import _c, staging
+from ringattn.view import backward_io, forward_io, view
 
 HEADER = Path(__file__).parents[2] / "include" / "ringattn.h"
 STRUCTS = {
@@ -64,20 +64,24 @@ def test_structs_and_constants(tmp_path: Path) -> None:
 
 
 def test_packed_structs() -> None:
-    tensors = [(f"t{i}", torch.zeros(2, 3, 4, 8)[:, :, 1:, :]) for i in range(9)]
-    lse = torch.zeros(2, 3, 5)[:, :, 1:]
-    forward = _c.ForwardIo.from_buffer_copy(forward_io(tensors[:4], lse))
-    backward = _c.BackwardIo.from_buffer_copy(backward_io(tensors[:4], lse, tensors[5:]))
-    tensors[4] = ("lse", lse.unsqueeze(-1))
-    assert forward.size == ctypes.sizeof(_c.ForwardIo)
-    assert backward.size == ctypes.sizeof(_c.BackwardIo)
-    names = ("q", "k", "v", "out", "lse")
-    for io, fields in ((forward, names), (backward, (*names, "dout", "dq", "dk", "dv"))):
-        for field, (_, tensor) in zip(fields, tensors):
-            expected, found = view(tensor), getattr(io, field)
-            assert bytes(expected) == bytes(found), field
-    assert not any(bytes(forward.kept_k)) and not any(bytes(backward.kept_v))
-    assert WORDS * 8 == ctypes.sizeof(_c.Tensor)
+    names = "q k v out lse kept_k kept_v dout dq dk dv".split()
+    heads = {"k": 2, "v": 2, "dk": 2, "dv": 2, "kept_k": 5, "kept_v": 7}
+    tensors = {  # every one with strides of its own
+        name: torch.zeros(2, heads.get(name, 4), 9 + i, 8)[:, :, :6] for i, name in enumerate(names)
+    }
+    lse = torch.zeros(2, 4, 7)[:, :, 1:]
+    tensors["lse"] = lse.unsqueeze(-1)
+    q, k, v, out, _, kept_k, kept_v, *gradients = tensors.values()
+    for kept in ((), (kept_k, kept_v)):
+        forward = _c.ForwardIo.from_buffer_copy(forward_io(q, k, v, out, lse, kept))
+        backward = _c.BackwardIo.from_buffer_copy(backward_io(q, k, v, out, lse, gradients, kept))
+        for io in (forward, backward):
+            assert io.size == ctypes.sizeof(io)
+            for field, _ in io._fields_[1:]:
+                if field.startswith("kept") and not kept:
+                    assert not any(bytes(getattr(io, field))), field
+                else:
+                    assert bytes(view(tensors[field])) == bytes(getattr(io, field)), field
 
 
 def test_version_matches() -> None:
@@ -110,3 +114,19 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
         "torch",
     ):
         assert word in said, word
+
+
+@pytest.mark.parametrize("odd", [0, 2])
+def test_blocks_as_tensors(odd: int) -> None:
+    """What a GPU's messages are packed with, on host memory, against the library's own packing."""
+    memory = torch.arange(4096, dtype=torch.int16).view(torch.uint8)
+    blocks = (_c.Block * 2)(
+        _c.Block(memory.data_ptr() + odd, 48, 80, 5), _c.Block(memory.data_ptr() + 1024, 640, 0, 1)
+    )
+    xfer = _c.Xfer(blocks=blocks, block_count=2, bytes=48 * 5 + 640)
+    flat = torch.empty(xfer.bytes, dtype=torch.uint8)
+    _c.lib.ra_xfer_pack(ctypes.byref(xfer), flat.data_ptr())
+    word = staging.word_of(list(blocks))
+    assert word == (1 if odd else 8)
+    parts = [staging.rows_of(b, word, torch.device("cpu")).flatten() for b in blocks]
+    assert torch.equal(torch.cat(parts).view(torch.uint8), flat)

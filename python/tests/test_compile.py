@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 import ringattn
 import world
 from reference import Case
-from ring import cut, layer_of, step_of
+from ring import cut, layer_of, open_context, step_of
+from world import DEVICE
 
 CASE = Case(seq=12, window=5, docs=[[1] * 7 + [2] * 5])
 
@@ -25,7 +26,8 @@ def compiled(rank: int, size: int, group: Any, how: str) -> float:
     """The largest difference between compiled and eager, in output and gradients."""
     torch._dynamo.reset()
     layer = layer_of(CASE)
-    with ringattn.Context(group, layers=[layer], timeout_ms=60_000) as context:
+    options = {"timeout_ms": 60_000, "keep_kv": how == "kept"}
+    with open_context(group, layer, **options) as context:
 
         def block(
             q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: ringattn.Step
@@ -33,13 +35,14 @@ def compiled(rank: int, size: int, group: Any, how: str) -> float:
             def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
                 return ringattn.attention(q * 2, k, v.tanh(), step, layer)
 
-            if how == "plain":
+            if how != "checkpoint":
                 return attend(q, k, v).sin()
             result = checkpoint(attend, q, k, v, use_reentrant=False)
             assert isinstance(result, torch.Tensor)
             return result.sin()
 
-        fast = torch.compile(block, fullgraph=True, backend="aot_eager")
+        backend = "inductor" if how == "inductor" else "aot_eager"
+        fast = torch.compile(block, fullgraph=True, backend=backend)
         worst = 0.0
         for ids in ([[1] * 7 + [2] * 5], [[3] * 2 + [0] * 4 + [3] * 6]):
             step = context.step(packed_seq_ids=cut(context, CASE, torch.tensor(ids), 1))
@@ -62,7 +65,7 @@ def compiled(rank: int, size: int, group: Any, how: str) -> float:
         return worst
 
 
-@pytest.mark.parametrize("how", ["plain", "checkpoint"])
+@pytest.mark.parametrize("how", ["plain", "checkpoint", "kept", "inductor"])
 @pytest.mark.parametrize("size", [1, 2])
 def test_compiled_equals_eager(size: int, how: str) -> None:
     assert max(world.run(size, compiled, how, limit=240.0)) < 1e-6
@@ -70,7 +73,7 @@ def test_compiled_equals_eager(size: int, how: str) -> None:
 
 def test_the_graph_keeps_the_step() -> None:
     layer = layer_of(CASE)
-    context = ringattn.Context(layers=[layer])
+    context = open_context(None, layer)
     fast = torch.compile(
         lambda q, k, v, step: ringattn.attention(q, k, v, step, layer),
         fullgraph=True,
@@ -83,20 +86,20 @@ def test_the_graph_keeps_the_step() -> None:
     assert leaves[1].grad is not None and leaves[1].grad.isfinite().all()
 
 
+@pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_opcheck(dtype: torch.dtype) -> None:
+def test_opcheck(dtype: torch.dtype, keep: bool) -> None:
     from ringattn import function
 
     case = Case(seq=8, dtype=dtype)
-    with ringattn.Context(layers=[layer_of(case)]) as context:
+    with open_context(None, layer_of(case), keep_kv=keep) as context:
         step = step_of(context, case)
         q, k, v = leaves_of(context, case)
         # As a model hands them over: [rows, seq, heads, channels] in memory.
         q = q.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
-        torch.library.opcheck(function._attend, (q, k, v, step.handle, 0))
-        torch.library.opcheck(
-            function._attend, (q.detach(), k.detach(), v.detach(), step.handle, 0)
-        )
+        torch.library.opcheck(function._attend, (q, k, v, step.handle, 0, keep))
+        nothing = [t.detach() for t in (q, k, v)]
+        torch.library.opcheck(function._attend, (*nothing, step.handle, 0, keep))
 
 
 def test_a_step_that_is_gone_is_named() -> None:
@@ -104,15 +107,15 @@ def test_a_step_that_is_gone_is_named() -> None:
 
     q = torch.zeros(1, 4, 4, 16)
     with pytest.raises(ringattn.ArgumentError, match="step 123456789: it does not exist"):
-        function._attend(q, q, q, torch.tensor([123456789]), 0)
+        function._attend(q, q, q, torch.tensor([123456789]), 0, False)
 
 
 def test_autocast_casts_to_the_layers_dtype() -> None:
     case = Case(dtype=torch.bfloat16)
-    with ringattn.Context(layers=[layer_of(case)]) as context:
+    with open_context(None, layer_of(case)) as context:
         step = step_of(context, case)
-        leaves = [t.float().requires_grad_() for t in case.inputs()[:3]]
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        leaves = [t.detach().float().requires_grad_() for t in leaves_of(context, case)]
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
             out = ringattn.attention(*leaves, step)
         out.sum().backward()
         assert out.dtype == torch.bfloat16

@@ -7,6 +7,7 @@ import inspect
 import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,14 @@ import world
 from reference import Case, assert_close, attend, mask, plain, truth
 from ringattn.nemo import cp_attention as cp
 from ringattn.nemo import cp_local_ring as local
+from world import DEVICE
+
+
+@pytest.fixture(autouse=True)
+def on_the_device() -> Iterator[None]:
+    """Tensors that a test makes are where the tests' tensors are."""
+    with torch.device(DEVICE):
+        yield
 
 
 def signature_of(function: Any) -> str:
@@ -68,13 +77,15 @@ def ctx_of(
 ) -> cp.CPRingAttentionContext:
     seq = case.seq // size
     part = slice(rank * seq, (rank + 1) * seq)
-    q, k, v = (t[:, :, part] for t in case.inputs()[:3])
+    q, k, v = (t[:, :, part].to(DEVICE) for t in case.inputs()[:3])
     metadata = {
         "_packed_seq_ids": case.tensor("docs"),
         "padding_mask": case.tensor("pads"),
         "mm_token_type_ids": case.tensor("types"),
     }
-    cut = {n: None if t is None else t[:, part].contiguous() for n, t in metadata.items()}
+    cut = {
+        n: None if t is None else t[:, part].contiguous().to(DEVICE) for n, t in metadata.items()
+    }
     return cp.CPRingAttentionContext(
         module=module or module_of(case),
         query=q,
@@ -98,6 +109,11 @@ def ctx_of(
     )
 
 
+def dout_of(case: Case, ctx: cp.CPRingAttentionContext) -> torch.Tensor:
+    part = slice(ctx.seq_global_start, ctx.seq_global_start + ctx.seq_local)
+    return case.inputs()[3][:, :, part].to(DEVICE)
+
+
 RING_CASES = {
     "global": Case(docs=[[1] * 7 + [2] * 5]),
     "sliding": Case(
@@ -112,7 +128,7 @@ RING_CASES = {
 def whole_ring(rank: int, size: int, group: Any, case: Case) -> list[torch.Tensor]:
     """Through the entry point; twice with the same metadata, which makes one step."""
     ctx = ctx_of(case, rank, size, group if size > 1 else None)
-    dout = case.inputs()[3][:, :, rank * ctx.seq_local : (rank + 1) * ctx.seq_local]
+    dout = dout_of(case, ctx)
     for _ in range(2):
         leaves = [t.clone().requires_grad_() for t in (ctx.query, ctx.key, ctx.value)]
         now = replace(ctx, query=leaves[0], key=leaves[1], value=leaves[2])
@@ -143,7 +159,7 @@ def own_ring(rank: int, size: int, group: Any, case: Case, how: str) -> list[tor
     chunks = cp._collect_ring_kv_chunks(ctx)
     if how == "neighbourhood":
         out, saved = local.sliding_ring_compute_fa_fwd(ctx, chunks)
-        dout = case.inputs()[3][:, :, rank * ctx.seq_local : (rank + 1) * ctx.seq_local]
+        dout = dout_of(case, ctx)
         dq, dk, dv = local.sliding_ring_compute_fa_bwd(saved, dout)
         return [out, dq, *cp._route_kv_grads_to_owners(dk, dv, group, rank, size)]
     acc = lse = None
@@ -293,7 +309,7 @@ def test_merges() -> None:
 
 def test_varlen_chunks() -> None:
     case = Case(docs=[[1] * 5 + [2] * 7])
-    q, k, v, dout = case.inputs()
+    q, k, v, dout = (t.to(DEVICE) for t in case.inputs())
     ids = case.tensor("docs")
     assert ids is not None
     seg = cp._build_packed_ring_segments(ids, ids)
@@ -304,16 +320,17 @@ def test_varlen_chunks() -> None:
         packed[3], *packed[:3], out, lse, seg, case.scale, True
     )
     for found, expected in zip((out, *gradients), truth(case)):
-        assert torch.allclose(found.double(), cp._gather_thd(expected, seg["q_index"]), atol=1e-5)
+        wanted = cp._gather_thd(expected, seg["q_index"])
+        assert torch.allclose(found.cpu().double(), wanted, atol=1e-5)
 
 
 def test_flash_attention_layouts() -> None:
     case = Case(rows=2, window=4)
-    q, k, v, dout = (t.transpose(1, 2).contiguous() for t in case.inputs())
+    q, k, v, dout = (t.transpose(1, 2).contiguous().to(DEVICE) for t in case.inputs())
     out, state = local._fa_ll_dense_fwd(q, k, v, case.scale, (case.window - 1, 0))
     found = (out, *local._fa_ll_dense_bwd(dout, state, case.scale, (case.window - 1, 0)))
     for a, b in zip(found, truth(case)):
-        assert torch.allclose(a.transpose(1, 2).double(), b, atol=1e-5)
+        assert torch.allclose(a.cpu().transpose(1, 2).double(), b, atol=1e-5)
     seg = {"cu_q": torch.tensor([0, 12, 24]), "cu_k": torch.tensor([0, 12, 24])}
     thd, st = local._fa_ll_varlen_fwd(
         *(t.flatten(0, 1) for t in (q, k, v)), seg, case.scale, (3, 0)
@@ -334,7 +351,7 @@ def test_masks_and_groups() -> None:
     case = Case(window=4)
     ctx = ctx_of(case, 1, 2, None)
     i, j = torch.arange(6)[:, None], torch.arange(6)[None, :]
-    allowed = mask(case)[0]
+    allowed = mask(case)[0].to(DEVICE)
     assert torch.equal(cp._base_gemma4_cp_mask(ctx.module, ctx, i, j, 0), allowed[6:, :6])
     assert torch.equal(cp._base_gemma4_cp_mask(ctx.module, ctx, i, j, 6), allowed[6:, 6:])
     assert cp._base_gemma4_cp_mask(ctx.module, ctx, 0, 5, 0) and not cp._base_gemma4_cp_mask(
@@ -363,7 +380,7 @@ def test_small_parts() -> None:
     with pytest.raises(ValueError, match="scale: None"):
         local._scale_of(replace(ctx, module=SimpleNamespace()))
     out = cp._compiled_flex_attention(ctx.module)(ctx, ctx.key, ctx.value, ctx.metadata, 0)[0]
-    assert torch.allclose(out, attend(Case(), *Case().inputs()[:3]), atol=1e-5)
+    assert torch.allclose(out.cpu(), attend(Case(), *Case().inputs()[:3]), atol=1e-5)
     k_nb, _, nb_ids, owners = local._concat_neighborhood(
         replace(ctx, cp_rank=1),
         [(1, ctx.key, ctx.value, {}), (0, ctx.key, ctx.value, {}), (3, ctx.key, ctx.value, {})],
@@ -383,9 +400,9 @@ def test_the_varlen_gate_depends_on_the_configuration() -> None:
 
 def exchanged(rank: int, size: int, group: Any) -> list[int]:
     mine, got, far = (
-        torch.tensor([rank]),
-        torch.zeros(1, dtype=torch.int64),
-        torch.zeros(1, dtype=torch.int64),
+        torch.tensor([rank], device=DEVICE),
+        torch.zeros(1, dtype=torch.int64, device=DEVICE),
+        torch.zeros(1, dtype=torch.int64, device=DEVICE),
     )
     cp._ring_exchange([(mine, got)], group, rank, size)
     cp._direct_exchange([(mine, far)], group, rank, (rank + 2) % size, (rank - 2) % size)
@@ -432,7 +449,7 @@ def attached(rank: int, size: int, group: Any) -> list[torch.Tensor]:
     assert torch.equal(direct, out)
     with pytest.raises(NotImplementedError, match="attn_mask.*dropout_p"):
         module.run_cp_manual_attention(*leaves, group, torch.ones(1), 0.1, True, 0.25, True, {})
-    dout = case.inputs()[3][:, :, rank * ctx.seq_local : (rank + 1) * ctx.seq_local]
+    dout = dout_of(case, ctx)
     return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,10 @@ import torch
 import ringattn
 import world
 from reference import Case, assert_close, plain, truth
-from ring import cut, layer_of, run_case, step_of, whole_of
+from ringattn.nemo import cp_attention
+from ringattn.transformers import attention_forward
+from ring import cut, layer_of, open_context, run_case, step_of, whole_of
+from world import DEVICE
 
 SIZES = [1, 2, 3, 4]
 
@@ -24,12 +28,12 @@ SIZES = [1, 2, 3, 4]
 def probe(rank: int, size: int, group: Any, case: Case) -> list[torch.Tensor]:
     """Visible counts n of this rank's rows and, by GP, dV of its keys: [rows, seq_local] each."""
     layer = layer_of(case)
-    with ringattn.Context(group, layers=[layer], timeout_ms=20_000) as context:
+    with open_context(group, layer) as context:
         step = step_of(context, case)
         eye = torch.eye(case.seq, case.head_dim).expand(case.rows, case.kv_heads, -1, -1)
         v = cut(context, case, eye, 2).clone().requires_grad_()
         k = torch.zeros_like(v)
-        q = torch.zeros(case.rows, case.q_heads, v.shape[2], case.head_dim)
+        q = v.new_zeros(case.rows, case.q_heads, v.shape[2], case.head_dim)
         out = ringattn.attention(q, k, v, step)
         assert torch.isfinite(out).all()
         (dv,) = torch.autograd.grad(out.sum(), v)
@@ -41,10 +45,40 @@ def probe_case(**values: Any) -> Case:
     return Case(**{"q_heads": 1, "kv_heads": 1, "head_dim": 16, **values})
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_p17_window_reaches_every_shard(size: int) -> None:
-    case = probe_case(seq=16, window=4)
-    counts, _ = whole_of(case, world.run(size, probe, case))
+def window_by(rank: int, size: int, group: Any, entry: str) -> list[torch.Tensor]:
+    """MP through one of the ways into the library."""
+    case = probe_case(seq=16, window=4, layout="zigzag" if entry == "zigzag" else "contiguous")
+    with open_context(group, layer_of(case), keep_kv=entry == "kept") as context:
+        step = step_of(context, case)
+        v = cut(context, case, torch.eye(16)[None, None], 2)
+        q = torch.zeros_like(v)
+        module = SimpleNamespace(is_causal=True, scaling=case.scale, sliding_window=4)
+        if entry == "transformers":
+            out, _ = attention_forward(
+                module, q, q, v, None, scaling=case.scale, sliding_window=4, ringattn_step=step
+            )
+            out = out.transpose(1, 2)
+        elif entry == "nemo":
+            ring = group if size > 1 else None
+            out = cp_attention._gemma4_cp_manual_attention(
+                module, q, q, v, ring, None, 0.0, True, None, False, {}
+            )
+        elif entry == "compiled":
+            torch._dynamo.reset()
+            fast = torch.compile(ringattn.attention, fullgraph=True, backend="aot_eager")
+            out = fast(q, q, v, step)
+        else:
+            out = ringattn.attention(q, q, v, step)
+    return [(out > 0).sum(-1)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize(
+    "entry", ["attention", "zigzag", "kept", "compiled", "transformers", "nemo"]
+)
+def test_p17_window_reaches_every_shard(entry: str, size: int) -> None:
+    case = probe_case(seq=16, layout="zigzag" if entry == "zigzag" else "contiguous")
+    (counts,) = whole_of(case, world.run(size, window_by, entry))
     assert counts.flatten().tolist() == [1, 2, 3] + [4] * 13
 
 
@@ -74,7 +108,7 @@ def test_p20_metadata_without_flag_is_causal(size: int) -> None:
 
 def test_p20_flag_without_metadata_is_causal_and_said(caplog: pytest.LogCaptureFixture) -> None:
     layer = layer_of(probe_case(window=4, vision="within_window"))
-    with ringattn.Context(layers=[layer]) as context:
+    with open_context(None, layer) as context:
         with caplog.at_level(logging.WARNING, "ringattn"):
             context.step((1, 8))
             context.step((1, 8))
@@ -102,9 +136,9 @@ def padded_row(rank: int, size: int, group: Any, poison: bool) -> list[torch.Ten
         tensor[:, :, 3] = float("nan")
     positions = [p for start, count in cuts[rank] for p in range(start, start + count)]
     pad = torch.tensor([[p == 3 for p in positions]], dtype=torch.bool).view(1, -1)
-    with ringattn.Context(group, layers=[layer], timeout_ms=20_000) as context:
+    with open_context(group, layer) as context:
         step = context.step(padding_mask=pad, layout=cuts)
-        q, k, v, dout = (t[:, :, positions].clone() for t in tensors)
+        q, k, v, dout = (t[:, :, positions].to(context.device) for t in tensors)
         leaves = [t.requires_grad_() for t in (q, k, v)]
         out = ringattn.attention(*leaves, step)
         return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
@@ -134,10 +168,10 @@ def bad_layouts(rank: int, size: int, group: Any) -> list[str]:
     ]
     said = []
     for change in bad:
-        with ringattn.Context(group, layers=[layer_of(Case())], timeout_ms=20_000) as context:
+        with open_context(group, layer_of(Case())) as context:
             step = context.step((1, 8))
             shapes = {**good, **{n: s for n, s in change.items() if n != "dtype"}}
-            q, k, v = (torch.zeros(shapes[n]) for n in "qkv")
+            q, k, v = (torch.zeros(shapes[n], device=context.device) for n in "qkv")
             try:
                 ringattn.attention(q, k.to(change.get("dtype", k.dtype)), v, step)
                 said.append("accepted")
@@ -170,7 +204,7 @@ def test_p09_gradients_have_the_input_dtype(dtype: torch.dtype) -> None:
 
 
 def test_p13_padding_mask_is_bool() -> None:
-    with ringattn.Context(layers=[layer_of(Case())]) as context:
+    with open_context(None, layer_of(Case())) as context:
         for dtype in (torch.int64, torch.float32, torch.uint8):
             with pytest.raises(
                 TypeError, match="padding_mask: dtype .*, expected bool, true = padding"
@@ -195,7 +229,7 @@ def disagree(rank: int, size: int, group: Any, how: str) -> tuple[str, str, floa
                 vision="over_window" if how == "vision" and last else "off",
             )
         )
-        with ringattn.Context(group, layers=[layer], timeout_ms=20_000) as context:
+        with open_context(group, layer) as context:
             seq, layout = 4, "contiguous"
             if how == "runs":
                 layout = [[(r * 4, 4)] for r in range(size)]
@@ -204,9 +238,9 @@ def disagree(rank: int, size: int, group: Any, how: str) -> tuple[str, str, floa
             mask = torch.zeros(1, seq, dtype=torch.int64 if how == "types" and last else torch.bool)
             step = context.step((1, seq), padding_mask=mask, layout=layout)
             longer = seq + 2 if how == "shape" and last else seq
-            q = torch.zeros(1, 4, longer, 16)
+            q = torch.zeros(1, 4, longer, 16, device=context.device)
             dtype = torch.float64 if how == "dtype" and last else torch.float32
-            k = torch.zeros(1, 2, longer, 16, dtype=dtype)
+            k = torch.zeros(1, 2, longer, 16, dtype=dtype, device=context.device)
             if how == "exception" and last:
                 context.abort("this rank has given up")
                 raise KeyError("given up")
@@ -257,7 +291,7 @@ def shared_tensors(rank: int, size: int, group: Any, how: str) -> torch.Tensor:
     from torch.utils.checkpoint import checkpoint
 
     case = probe_case(seq=4)
-    with ringattn.Context(group, layers=[layer_of(case)], timeout_ms=20_000) as context:
+    with open_context(group, layer_of(case)) as context:
         step = step_of(context, case)
         if how == "aliased":
             q, k = (cut(context, case, t, 2) for t in case.inputs()[:2])
@@ -321,7 +355,7 @@ def test_p27_bf16_under_a_sliding_mask(size: int) -> None:
 
 
 def elsewhere(rank: int, size: int, group: Any) -> str:
-    with ringattn.Context(group, layers=[layer_of(Case())], timeout_ms=20_000) as context:
+    with open_context(group, layer_of(Case())) as context:
         step = context.step((1, 4))
         try:
             meta = torch.zeros(1, 4, 4, 16, device="meta")
@@ -333,12 +367,12 @@ def elsewhere(rank: int, size: int, group: Any) -> str:
 
 def test_p28_another_device_is_named() -> None:
     for said in world.run(2, elsewhere):
-        assert "q: on device meta, expected cpu" in said and "(cpu) runs" in said
+        assert f"q: on device meta, expected {DEVICE}" in said and f"({DEVICE}) runs" in said
 
 
 def summed(rank: int, size: int, group: Any, case: Case) -> list[torch.Tensor]:
     """P29: gradients of loss = sum(out) on every rank."""
-    with ringattn.Context(group, layers=[layer_of(case)], timeout_ms=20_000) as context:
+    with open_context(group, layer_of(case)) as context:
         step = step_of(context, case)
         leaves = [cut(context, case, t, 2).clone().requires_grad_() for t in case.inputs()[:3]]
         ringattn.attention(*leaves, step).sum().backward()

@@ -1,7 +1,9 @@
-"""A tiny Gemma 4 over 1, 2 and 4 processes against transformers' own eager attention.
+"""A tiny Gemma 4 over 1, 2 and 4 processes against transformers' own attention.
 
-The logits and the gradients of all parameters must be within twice the error that eager attention
-of the same dtype has against float64.
+The logits and the gradients of every parameter must be within twice the error that transformers'
+own attention of the same dtype has against float64. One run of it is a poor measure of a parameter
+with few elements: by that of "eager", "sdpa" fails in some. So the error is the worst of a few runs
+that are equal but for the order of sums: ORDERS.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import torch
 
 import ringattn
 import world
+from world import DEVICE
 
 transformers = pytest.importorskip("transformers")
 
@@ -34,6 +37,15 @@ BATCHES = {
 }
 
 
+# Implementation, and the rows of the batch that go through the model together.
+ORDERS = {
+    "together": ("eager", [[0, 1]]),
+    "swapped": ("eager", [[1, 0]]),
+    "one_by_one": ("eager", [[0], [1]]),
+    "sdpa": ("sdpa", [[0, 1]]),
+}
+
+
 def tiny(implementation: str, dtype: torch.dtype, images: bool, shared: int = 2) -> Any:
     """Global and sliding layers, K = V on global ones, GQA, layers that share K and V."""
     config = transformers.Gemma4TextConfig(
@@ -42,14 +54,14 @@ def tiny(implementation: str, dtype: torch.dtype, images: bool, shared: int = 2)
         hidden_size=32,
         hidden_size_per_layer_input=8,
         intermediate_size=48,
-        num_hidden_layers=6,
+        num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
         num_global_key_value_heads=1,
         head_dim=16,
         global_head_dim=32,
         sliding_window=6,
-        layer_types=["sliding_attention", "full_attention"] * 3,
+        layer_types=["sliding_attention", "full_attention"] * 2,
         attention_k_eq_v=True,
         num_kv_shared_layers=shared,
         use_bidirectional_attention="vision" if images else None,
@@ -59,12 +71,12 @@ def tiny(implementation: str, dtype: torch.dtype, images: bool, shared: int = 2)
     )
     torch.manual_seed(11)
     model = transformers.Gemma4ForCausalLM(config)
-    return model.to(dtype).train()
+    return model.to(DEVICE, dtype).train()
 
 
 def batch_of(name: str) -> dict[str, torch.Tensor]:
     random = torch.Generator().manual_seed(5)
-    ids = torch.randint(3, VOCABULARY, (2, SEQ), generator=random)
+    ids = torch.randint(3, VOCABULARY, (2, SEQ), generator=random).to(DEVICE)
     names = {
         "positions": "position_ids",
         "keep": "attention_mask",
@@ -72,17 +84,17 @@ def batch_of(name: str) -> dict[str, torch.Tensor]:
         "types": "mm_token_type_ids",
     }
     return {"input_ids": ids, "labels": ids} | {
-        names[k]: torch.tensor(v) for k, v in BATCHES[name].items()
+        names[k]: torch.tensor(v, device=DEVICE) for k, v in BATCHES[name].items()
     }
 
 
 def eager_masks(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """4-D masks for the eager model, from the rule of the documentation; for images from
     transformers itself."""
-    positions = torch.arange(SEQ)
+    positions = torch.arange(SEQ, device=DEVICE)
     age = positions[:, None] - positions[None, :]
-    real = torch.ones(2, SEQ, dtype=torch.bool)
-    same = torch.ones(2, SEQ, SEQ, dtype=torch.bool)
+    real = torch.ones(2, SEQ, dtype=torch.bool, device=DEVICE)
+    same = torch.ones(2, SEQ, SEQ, dtype=torch.bool, device=DEVICE)
     docs = batch.get("packed_seq_ids")
     if "position_ids" in batch:
         docs = (batch["position_ids"].diff(prepend=batch["position_ids"][:, :1] - 1) != 1).cumsum(
@@ -96,7 +108,7 @@ def eager_masks(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.T
     masks = {"full_attention": allowed, "sliding_attention": allowed & (age < 6)}
     least = torch.finfo(model.dtype).min
     return {
-        k: torch.zeros(m.shape, dtype=model.dtype).masked_fill(~m, least)[:, None]
+        k: torch.zeros(m.shape, dtype=model.dtype, device=DEVICE).masked_fill(~m, least)[:, None]
         for k, m in masks.items()
     }
 
@@ -107,7 +119,7 @@ def image_masks(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.T
     embeds = model.model.embed_tokens(batch["input_ids"])
     blocks = gemma.get_block_sequence_ids_for_mask(batch["mm_token_type_ids"], embeds.device)
     masks: dict[str, torch.Tensor] = gemma.create_masks_for_vision_model(
-        model.config, embeds, None, None, torch.arange(SEQ)[None], blocks
+        model.config, embeds, None, None, torch.arange(SEQ, device=DEVICE)[None], blocks
     )
     return masks
 
@@ -115,7 +127,7 @@ def image_masks(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.T
 def real_rows(batch: dict[str, torch.Tensor]) -> torch.Tensor:
     if "packed_seq_ids" in batch:
         return batch["packed_seq_ids"] > 0
-    return batch.get("attention_mask", torch.ones(2, SEQ)) > 0
+    return batch.get("attention_mask", torch.ones(2, SEQ, device=DEVICE)) > 0
 
 
 def exact_attention(
@@ -137,23 +149,43 @@ def stay_double(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.to(torch.float32)
 
 
+Tensors = dict[str, torch.Tensor]
+Result = tuple[torch.Tensor, Tensors]
+
+
 @cache
-def eager(
-    name: str, dtype: torch.dtype, shared: int = 2
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def theirs(name: str, dtype: torch.dtype, shared: int, order: str) -> Result:
+    """Logits, and the gradients of all parameters."""
+    implementation, groups = ORDERS[order]
     batch = batch_of(name)
     model = tiny("eager", dtype, name == "images", shared)
     masks = image_masks(model, batch) if name == "images" else eager_masks(model, batch)
-    inputs = {k: batch[k] for k in ("input_ids", "position_ids") if k in batch}
     exactly = dtype == torch.float64
     if exactly:
         transformers.AttentionInterface.register("exact", exact_attention)
-        model.set_attn_implementation("exact")
-    # Norms go to float32 by themselves; those of the reference must stay in float64.
-    with mock.patch.object(torch.Tensor, "float", stay_double) if exactly else nullcontext():
-        logits = model(**inputs, attention_mask=masks, use_cache=False).logits
-    loss_of(logits, targets_of(batch)).backward()
-    return logits.detach(), {n: p.grad for n, p in model.named_parameters()}
+    model.set_attn_implementation("exact" if exactly else implementation)
+    logits = torch.zeros((2, SEQ, VOCABULARY), dtype=dtype)
+    gradients: Tensors = {}
+    for rows in groups:
+        inputs = {k: batch[k][rows] for k in ("input_ids", "position_ids") if k in batch}
+        mask = {k: m.expand(2, -1, -1, -1)[rows] for k, m in masks.items()}
+        model.zero_grad()
+        # Norms go to float32 by themselves; those of the reference must stay in float64.
+        with mock.patch.object(torch.Tensor, "float", stay_double) if exactly else nullcontext():
+            found = model(**inputs, attention_mask=mask, use_cache=False).logits
+        loss_of(found, targets_of(batch)[rows]).backward()
+        logits[rows] = found.detach().cpu()
+        for n, p in model.named_parameters():
+            gradients[n] = gradients.get(n, 0) + p.grad.double().cpu()
+    return logits, gradients
+
+
+def exact(name: str, shared: int = 2) -> Result:
+    return theirs(name, torch.float64, shared, "together")
+
+
+def usual(name: str, dtype: torch.dtype, shared: int = 2) -> list[Result]:
+    return [theirs(name, dtype, shared, order) for order in ORDERS]
 
 
 def targets_of(batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -179,7 +211,9 @@ def shared_layers(how: str) -> int:
 
 def ours(
     rank: int, size: int, group: Any, name: str, dtype: torch.dtype, layout: str, how: str
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+) -> Result:
+    from torch.distributed.fsdp import fully_shard
+
     ringattn.register()
     batch = batch_of(name)
     model = tiny("ringattn", dtype, name == "images", shared_layers(how))
@@ -192,105 +226,110 @@ def ours(
         local = {k: ringattn.shard(v, rank, size) for k, v in whole.items() if k != "input_ids"}
         inputs["ringattn_step"] = ring.step(tuple(inputs["input_ids"].shape), **local)
         inputs |= {k: v for k, v in local.items() if k == "attention_mask"}
-    if how == "compiled":
+    if how in ("aot_eager", "inductor"):
         torch._dynamo.reset()
-        for i, layer in enumerate(model.model.layers):
-            model.model.layers[i] = torch.compile(layer, backend="aot_eager")
+        # Four ranks that each compile everything keep two cores busy for minutes.
+        few = size == 4 and how == "inductor"
+        for layer in model.model.layers[: 2 if few else None]:
+            layer.compile(fullgraph=True, backend=how)
+    if how == "fsdp2":
+        mesh = torch.distributed.DeviceMesh.from_group(group, DEVICE)
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
     logits = model(**inputs).logits
     target = ringattn.shard(targets_of(batch), rank, size, layout)
     loss_of(logits, target).backward()
     gradients = {
-        n.replace("_orig_mod.", ""): torch.zeros_like(p) if p.grad is None else p.grad
-        for n, p in model.named_parameters()
+        n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()
     }
+    if how == "fsdp2":  # which averages: every rank holds the sum over ranks, divided by them
+        gradients = {n: g.full_tensor() for n, g in gradients.items()}
     ring.close()
     return logits.detach(), gradients
 
 
-def compare(name: str, dtype: torch.dtype, size: int, layout: str, how: str) -> None:
+def compare(
+    name: str, dtype: torch.dtype, size: int, layout: str = "contiguous", how: str = "plain"
+) -> None:
     ranks = world.run(size, ours, name, dtype, layout, how, limit=300.0)
-    logits, exact = eager(name, torch.float64, shared_layers(how))
-    usual_logits, usual = eager(name, dtype, shared_layers(how))
-    rows = real_rows(batch_of(name))
+    shared = shared_layers(how)
+    logits, gradients = exact(name, shared)
+    measures = usual(name, dtype, shared)
+    rows = real_rows(batch_of(name)).cpu()
     found = ringattn.unshard([r[0] for r in ranks], layout)
     assert_no_worse(
-        {"logits": found[rows]}, {"logits": usual_logits[rows]}, {"logits": logits[rows]}
+        {"logits": found[rows]},
+        [{"logits": measure[rows]} for measure, _ in measures],
+        {"logits": logits[rows]},
+        dtype,
     )
-    summed = {n: torch.stack([r[1][n].double() for r in ranks]).sum(0) for n in exact}
-    assert_no_worse(summed, usual, exact)
+    summed = {n: torch.stack([r[1][n].double() for r in ranks]).sum(0) for n in gradients}
+    assert_no_worse(summed, [measure for _, measure in measures], gradients, dtype)
 
 
-Tensors = dict[str, torch.Tensor]
+def assert_no_worse(
+    found: Tensors, measures: list[Tensors], exact: Tensors, dtype: torch.dtype
+) -> None:
+    """Every tensor by itself: the root mean square of its error, and, as a largest element scatters
+    more, half as much again for that."""
+    worse, unit = [], torch.finfo(dtype).eps / 2
+    for kind, size_of, factor in (("rms", rms, 2), ("largest", largest, 3)):
+        for name, truth in exact.items():
+            error = size_of(found[name].double() - truth)
+            usual = max(size_of(measure[name].double() - truth) for measure in measures)
+            limit = factor * (usual + unit * size_of(truth))
+            if not error <= limit:
+                worse.append(f"{name}: {kind} error {error:.3e}, allowed {limit:.3e}")
+    assert not worse, worse
 
 
-def assert_no_worse(found: Tensors, usual: Tensors, exact: Tensors) -> None:
-    """Errors relative to the largest element of their tensor: the worst and the root mean
-    square."""
+def rms(tensor: torch.Tensor) -> float:
+    return float(tensor.square().mean().sqrt())
 
-    def relative(tensors: Tensors) -> torch.Tensor:
-        parts = [
-            (tensors[n].double() - t).flatten() / t.abs().max()
-            for n, t in exact.items()
-            if t.abs().max() > 0
-        ]
-        return torch.cat(parts)
 
-    ours, measure = relative(found), relative(usual)
-    unit = torch.finfo(next(iter(usual.values())).dtype).eps / 2
-    worst, limit = ours.abs().max(), 2 * measure.abs().max() + 2 * unit
-    assert worst <= limit, f"worst error {worst:.3e}, allowed {limit:.3e}"
-    rms, limit = ours.square().mean().sqrt(), 2 * measure.square().mean().sqrt() + unit
-    assert rms <= limit, f"rms error {rms:.3e}, allowed {limit:.3e}"
+def largest(tensor: torch.Tensor) -> float:
+    return float(tensor.abs().max())
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("name", BATCHES)
-def test_logits_and_gradients(name: str, size: int) -> None:
-    compare(name, torch.float32, size, "contiguous", "plain")
+def test_float32(name: str, size: int) -> None:
+    compare(name, torch.float32, size)
 
 
-def test_bf16() -> None:
-    compare("packed", torch.bfloat16, 2, "contiguous", "plain")
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", BATCHES)
+def test_bfloat16(name: str, size: int) -> None:
+    compare(name, torch.bfloat16, size)
 
 
-def test_zigzag() -> None:
-    compare("packed_and_padded", torch.float32, 4, "zigzag", "plain")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_zigzag(dtype: torch.dtype) -> None:
+    compare("packed_and_padded", dtype, 4, "zigzag")
 
 
-@pytest.mark.parametrize("how", ["reentrant", "non_reentrant", "compiled"])
-def test_checkpoints_and_compilation(how: str) -> None:
-    compare("packed", torch.float32, 2, "contiguous", how)
+HOW = ["reentrant", "non_reentrant", "aot_eager", "inductor", "fsdp2"]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_checkpoints_compilers_and_fsdp2(how: str) -> None:
+    compare("packed_and_padded", torch.float32, 2, how=how)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_the_same_with_images_in_bfloat16(how: str) -> None:
+    compare("images", torch.bfloat16, 2, how=how)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_the_same_on_four_ranks(how: str) -> None:
+    compare("packed", torch.float32, 4, how=how)
 
 
 @pytest.mark.parametrize("name", ["packed", "padded"])
 def test_a_loader_that_shards_by_itself(name: str) -> None:
-    compare(name, torch.float32, 2, "contiguous", "sharded_loader")
-
-
-def sharded_parameters(rank: int, size: int, group: Any) -> dict[str, torch.Tensor]:
-    """FSDP2 over the ranks of the ring: it averages gradients, so the sum is size times that."""
-    from torch.distributed.fsdp import fully_shard
-
-    ringattn.register()
-    batch = batch_of("packed")
-    model = tiny("ringattn", torch.float32, False)
-    ring = ringattn.Ring(model, group)
-    mesh = torch.distributed.DeviceMesh.from_group(group, "cpu")
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    inputs = ring.prepare(**{k: v for k, v in batch.items() if k != "labels"})
-    target = ringattn.shard(targets_of(batch), rank, size)
-    loss_of(model(**inputs).logits, target).backward()
-    result = {n: p.grad.full_tensor() * size for n, p in model.named_parameters()}
-    ring.close()
-    return result
-
-
-def test_fsdp2() -> None:
-    exact, usual = eager("packed", torch.float64)[1], eager("packed", torch.float32)[1]
-    for gradients in world.run(2, sharded_parameters, limit=240.0):
-        assert_no_worse(gradients, usual, exact)
+    compare(name, torch.float32, 2, how="sharded_loader")
 
 
 def trained(rank: int, size: int, group: Any) -> float:
@@ -304,8 +343,8 @@ def trained(rank: int, size: int, group: Any) -> float:
 
 
 def test_losses_add_up_to_the_loss_of_the_batch() -> None:
-    target = targets_of(batch_of("packed"))
-    logits = eager("packed", torch.float64)[0]
+    target = targets_of(batch_of("packed")).cpu()
+    logits = exact("packed")[0]
     expected = float(loss_of(logits, target)) / int((target != -100).sum())
     assert sum(world.run(2, trained)) == pytest.approx(expected, rel=1e-5)
 
@@ -319,9 +358,9 @@ def test_refusals_name_the_option() -> None:
     ring = ringattn.Ring(model)
     inputs = ring.prepare(**batch)
     with pytest.raises(ValueError, match="attention_mask"):
-        model(**inputs, attention_mask=torch.ones(2, SEQ))
+        model(**inputs, attention_mask=torch.ones(2, SEQ, device=DEVICE))
     with pytest.raises(ValueError, match="attention_mask"):
-        model(**inputs, attention_mask=torch.zeros(2, 1, SEQ, SEQ))
+        model(**inputs, attention_mask=torch.zeros(2, 1, SEQ, SEQ, device=DEVICE))
     q = torch.zeros(2, 4, SEQ, 16)
     with pytest.raises(ringattn.UnsupportedError) as caught:
         ringattn.transformers.attention_forward(
@@ -361,7 +400,7 @@ def other_model(implementation: str) -> Any:
         attn_implementation=implementation,
     )
     torch.manual_seed(3)
-    return transformers.MistralForCausalLM(config)
+    return transformers.MistralForCausalLM(config).to(DEVICE)
 
 
 def other(rank: int, size: int, group: Any) -> torch.Tensor:
@@ -383,4 +422,4 @@ def test_another_model() -> None:
         input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False
     ).logits
     found = torch.cat(world.run(2, other), 1)
-    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.allclose(found, expected.cpu(), atol=1e-5)

@@ -1,8 +1,8 @@
 """Ranks for tests: four processes that stay, so that torch is imported once and not once a test.
 
 run(n, function, ...) calls function(rank, size, group, ...) in the first n of them and returns what
-each returned. A rank that raises makes run raise; one that is not done in time has the whole world
-ended and the test failed: nothing may hang.
+each returned, tensors in host memory. A rank that raises makes run raise; one that is not done in
+time has the whole world ended and the test failed: nothing may hang.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+# Where the tests' tensors are: RINGATTN_TEST_DEVICE=cuda for the second half of them.
+DEVICE = os.environ.get("RINGATTN_TEST_DEVICE", "cpu")
 RANKS = 4
+nccl: dict[int, Any] = {}  # in a rank: NCCL groups of the first 2, 3, ... ranks, a GPU each
 TIME_LIMIT = 120.0
 
 
@@ -28,11 +31,17 @@ class RankFailed(AssertionError):
 def _serve(rank: int, port: int, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
+    from torch.utils._pytree import tree_map_only
 
     torch.set_num_threads(1)
+    if DEVICE == "cuda":  # ranks share a GPU where there are fewer
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=RANKS)
     groups = {size: dist.new_group(list(range(size))) for size in range(1, RANKS + 1)}
+    if DEVICE == "cuda":
+        for size in range(2, min(RANKS, torch.cuda.device_count()) + 1):
+            nccl[size] = dist.new_group(list(range(size)), backend="nccl")
     while True:
         job = pipe.recv()
         if job is None:
@@ -40,7 +49,8 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
         size, function, arguments = job
         try:
             torch.manual_seed(0)
-            pipe.send((True, function(rank, size, groups[size], *arguments)))
+            result = function(rank, size, groups[size], *arguments)
+            pipe.send((True, tree_map_only(torch.Tensor, torch.Tensor.cpu, result)))
         except BaseException:
             pipe.send((False, traceback.format_exc()))
 
@@ -85,7 +95,11 @@ class World:
                 raise RankFailed(f"ranks {late} not done after {limit} s\n{said}")
             for pipe in ready:
                 assert isinstance(pipe, Connection)
-                answers[pipe] = pipe.recv()
+                try:
+                    answers[pipe] = pipe.recv()
+                except EOFError:
+                    self.end()
+                    raise RankFailed(f"rank {pipes.index(pipe)}: its process has ended") from None
         failed = [f"rank {r}: {answers[p][1]}" for r, p in enumerate(pipes) if not answers[p][0]]
         if failed:
             raise RankFailed("\n".join(failed))

@@ -60,19 +60,21 @@ def varlen_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """out [T, Hq, D] and lse [Hq, T]; causal and window are aligned to each document's last
     token."""
-    q, k, v = (host(t).contiguous() for t in (q_pack, k_pack, v_pack))
-    out, lse = torch.empty_like(q), torch.empty(q.shape[1], q.shape[0])
+    q, k, v = (t.detach().contiguous() for t in (q_pack, k_pack, v_pack))
+    out = torch.empty_like(q)
+    lse = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device)
     layer = _layer(q, k, scale, causal, window, window_right).to_c()
     lens, _kept = _lengths(seg)
-    named = (("q_pack", q), ("k_pack", k), ("v_pack", v), ("out", out))
-    io = _c.ForwardIo.from_buffer_copy(forward_io([(n, as_thd(t)) for n, t in named], lse[None]))
-    backend = shared_backend(torch.device("cpu"))
-    _c.check(
-        _c.lib.ra_varlen_forward(
-            backend.handle, ctypes.byref(layer), ctypes.byref(lens), ctypes.byref(io)
-        )
+    io = _c.ForwardIo.from_buffer_copy(
+        forward_io(as_thd(q), as_thd(k), as_thd(v), as_thd(out), lse[None])
     )
-    return out.to(q_pack.device), lse.to(q_pack.device)
+    with shared_backend(q.device).default_stream() as backend:
+        _c.check(
+            _c.lib.ra_varlen_forward(
+                backend.handle, ctypes.byref(layer), ctypes.byref(lens), ctypes.byref(io)
+            )
+        )
+    return out, lse
 
 
 def varlen_backward(
@@ -89,28 +91,22 @@ def varlen_backward(
     window_right: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq, dk, dv [T, H, D] from the merged out and lse."""
-    q, k, v = (host(t).contiguous() for t in (q_pack, k_pack, v_pack))
-    out, dout = (host(t, q.dtype).contiguous() for t in (out_pack, grad_out_pack))
-    lse = host(lse_pack, torch.float32).contiguous()
-    gradients = [torch.empty_like(t) for t in (q, k, v)]
+    q, k, v = (t.detach().contiguous() for t in (q_pack, k_pack, v_pack))
+    out, dout = (t.detach().to(q.dtype).contiguous() for t in (out_pack, grad_out_pack))
+    lse = lse_pack.detach().float().contiguous()
+    dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
     layer = _layer(q, k, scale, causal, window, window_right).to_c()
     lens, _kept = _lengths(seg)
-    named = (("q_pack", q), ("k_pack", k), ("v_pack", v), ("out_pack", out))
-    wanted = zip(("grad_out_pack", "dq", "dk", "dv"), (dout, *gradients))
+    written = [as_thd(t) for t in (dout, dq, dk, dv)]
     io = _c.BackwardIo.from_buffer_copy(
-        backward_io(
-            [(n, as_thd(t)) for n, t in named],
-            lse[None],
-            [(n, as_thd(t)) for n, t in wanted],
-        )
+        backward_io(as_thd(q), as_thd(k), as_thd(v), as_thd(out), lse[None], written)
     )
-    backend = shared_backend(torch.device("cpu"))
-    _c.check(
-        _c.lib.ra_varlen_backward(
-            backend.handle, ctypes.byref(layer), ctypes.byref(lens), ctypes.byref(io)
+    with shared_backend(q.device).default_stream() as backend:
+        _c.check(
+            _c.lib.ra_varlen_backward(
+                backend.handle, ctypes.byref(layer), ctypes.byref(lens), ctypes.byref(io)
+            )
         )
-    )
-    dq, dk, dv = (t.to(q_pack.device) for t in gradients)
     return dq, dk, dv
 
 
@@ -142,7 +138,7 @@ def masked_chunk(
     which the shard's own keys are pushed out of every softmax by eight further channels.
     """
     if q_start == k_start:
-        with Context(layers=[layer]) as context:
+        with Context(layers=[layer], device=query.device) as context:
             step = context.step(packed_seq_ids=q_ids, mm_token_type_ids=q_types)
             return attention_with_lse(query, key, value, step)
     first, seq_q, seq_k = min(q_start, k_start), query.shape[2], key.shape[2]
@@ -175,7 +171,7 @@ def masked_chunk(
     push = _FAR / layer.scale
     root = push**0.5
     q, k = lay(query, at_q, root, 0.0), lay(key, at_k, 0.0, -root)
-    with Context(layers=[wide]) as context:
+    with Context(layers=[wide], device=query.device) as context:
         step = context.step(packed_seq_ids=ids, mm_token_type_ids=types)
         out, lse = attention_with_lse(q, k, lay(value, at_k, 0.0, 0.0), step)
     out = out[:, :, at_q : at_q + seq_q, : layer.head_dim]

@@ -162,7 +162,7 @@ def _global_chunk(
         build_packed_ring_segments(q_ids, k_ids) if kv_global_start < ctx.seq_global_start else None
     )
     if seg is None:
-        lse = torch.full((batch, heads, seq), float("-inf"), device=ctx.query.device)
+        lse = ctx.query.new_full((batch, heads, seq), float("-inf"), dtype=torch.float32)
         return torch.zeros_like(ctx.query), lse
     q = rows.gather_thd(ctx.query, seg["q_index"])
     k = rows.gather_thd(key_chunk, seg["k_index"])
@@ -246,7 +246,7 @@ class _RingAttention(torch.autograd.Function):
         query, key, value = (
             t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value)
         )
-        out, lse = _forward(query, key, value, core, 0)
+        out, lse, _ = _forward(query, key, value, core, 0)
         autograd_ctx.save_for_backward(query, key, value, out, lse)
         autograd_ctx.core = core
         return out
@@ -276,7 +276,7 @@ def _run_gemma4_cp_ffpa_varlen_ring_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """out and lse in f32; seg_sink gets the segments of every owner that shares a document."""
     step = ring.step_for(ctx.module, ctx)
-    out, lse = _forward(ctx.query.detach(), ctx.key.detach(), ctx.value.detach(), step.core, 0)
+    out, lse, _ = _forward(ctx.query.detach(), ctx.key.detach(), ctx.value.detach(), step.core, 0)
     if seg_sink is not None:
         ids, _ = _ids_and_types(ctx.metadata, ctx.query)
         everyone = step.context.gather_rows(rows.host(ids))

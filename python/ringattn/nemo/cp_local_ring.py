@@ -97,8 +97,8 @@ def _fa_ll_varlen_bwd(
 def _rows_as_segments(q: torch.Tensor, k: torch.Tensor) -> dict[str, torch.Tensor]:
     """Every batch row of [B, S, H, D] tensors is a segment."""
     return {
-        "cu_q": torch.arange(q.shape[0] + 1, dtype=torch.int32) * q.shape[1],
-        "cu_k": torch.arange(k.shape[0] + 1, dtype=torch.int32) * k.shape[1],
+        name: torch.arange(t.shape[0] + 1, dtype=torch.int32, device="cpu") * t.shape[1]
+        for name, t in (("cu_q", q), ("cu_k", k))
     }
 
 
@@ -144,7 +144,7 @@ def sliding_ring_compute_fa_fwd(ctx: Any, chunks: list[Any]) -> tuple[torch.Tens
     query[:, :, whole - seq :] = ctx.query.detach()
     context: Context = ring.context_of(None, ring.layer_of(ctx.module, ctx), query.device)
     step = context.step((query.shape[0], whole), packed_seq_ids=nb_ids)
-    out, lse = _forward(query, k_nb, v_nb, step.core, 0)
+    out, lse, _ = _forward(query, k_nb, v_nb, step.core, 0)
     saved = {
         "tensors": (query, k_nb, v_nb, out, lse),
         "core": step.core,

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ringattn.comm import is_nccl
+
 Metadata = dict[str, "torch.Tensor | None"]
 Chunk = tuple[int, torch.Tensor, torch.Tensor, Metadata]
 
@@ -19,6 +21,13 @@ Chunk = tuple[int, torch.Tensor, torch.Tensor, Metadata]
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Backends differ in the dtypes that they move; all of them move bytes."""
     return tensor.view(-1).view(torch.uint8)
+
+
+def _moved_on(device: torch.device, group: Any) -> torch.device:
+    """Where the group can move a tensor of a device: of a GPU's memory with NCCL alone."""
+    if device.type == "cuda" and not is_nccl(group):
+        return torch.device("cpu")
+    return device
 
 
 def direct_exchange(
@@ -35,10 +44,11 @@ def direct_exchange(
         return
     operations, landed = [], []
     for source, target in tensors:
-        flat = torch.empty_like(target, memory_format=torch.contiguous_format)
+        device = _moved_on(target.device, cp_group)
+        flat = torch.empty(target.shape, dtype=target.dtype, device=device)
         landed.append((flat, target))
         if source.numel() > 0:
-            sent = _as_bytes(source.detach().contiguous())
+            sent = _as_bytes(source.detach().to(device).contiguous())
             operations.append(dist.P2POp(dist.isend, sent, group=cp_group, group_peer=send_cp_rank))
         if target.numel() > 0:
             operations.append(

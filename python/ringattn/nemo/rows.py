@@ -31,7 +31,7 @@ def flat(index: torch.Tensor) -> torch.Tensor:
 def gather_thd(t_bhsd: torch.Tensor, flat_index: torch.Tensor) -> torch.Tensor:
     """Dense rows at flat b * S + pos indices -> [T, H, D]."""
     dense, index = host(t_bhsd).contiguous(), flat(flat_index)
-    packed = torch.empty(index.numel(), dense.shape[1], dense.shape[3], dtype=dense.dtype)
+    packed = dense.new_empty(index.numel(), dense.shape[1], dense.shape[3])
     _c.check(
         _c.lib.ra_rows_gather(
             view(dense, "t_bhsd"), index.data_ptr(), index.numel(), view(as_thd(packed), "packed")
@@ -45,7 +45,7 @@ def scatter_thd(
 ) -> torch.Tensor:
     """[T, H, D] -> [B, H, S, D], 0 elsewhere."""
     source, index = host(packed).contiguous(), flat(flat_index)
-    dense = torch.empty(B, H, S, packed.shape[2], dtype=packed.dtype)
+    dense = source.new_empty(B, H, S, packed.shape[2])
     _c.check(
         _c.lib.ra_rows_scatter(
             view(as_thd(source), "packed"), index.data_ptr(), index.numel(), view(dense, "dense")
@@ -58,7 +58,7 @@ def gather_lse(lse_dense: torch.Tensor, flat_index: torch.Tensor) -> torch.Tenso
     """[B, Hq, S] -> [Hq, T]."""
     dense, index = host(lse_dense, torch.float32).contiguous(), flat(flat_index)
     rows, heads, seq = dense.shape
-    packed = torch.empty(heads, index.numel())
+    packed = dense.new_empty(heads, index.numel())
     _c.check(
         _c.lib.ra_lse_gather(
             dense.data_ptr(), rows, heads, seq, index.data_ptr(), index.numel(), packed.data_ptr()
@@ -72,7 +72,7 @@ def scatter_lse(
 ) -> torch.Tensor:
     """[Hq, T] -> [B, Hq, S], -inf elsewhere."""
     packed, index = host(lse_pack, torch.float32).contiguous(), flat(flat_index)
-    dense = torch.empty(B, Hq, S)
+    dense = packed.new_empty(B, Hq, S)
     _c.check(
         _c.lib.ra_lse_scatter(
             packed.data_ptr(), index.data_ptr(), index.numel(), B, Hq, S, dense.data_ptr()

@@ -25,7 +25,7 @@ BLOCK_MASK_GEN: list[Any] = [None, None]
 
 
 def _array(pointer: Any, count: int, dtype: torch.dtype) -> torch.Tensor:
-    result = torch.empty(count, dtype=dtype)
+    result = torch.empty(count, dtype=dtype, device="cpu")
     if count > 0:
         ctypes.memmove(result.data_ptr(), pointer, count * result.element_size())
     return result
@@ -67,13 +67,15 @@ def build_packed_ring_segments(q_ids: torch.Tensor, k_ids: torch.Tensor) -> dict
 
 def row_single_doc_prefix(row: list[int]) -> bool:
     """One document as a prefix, then only padding; an all-padding row is not."""
-    segments = build_packed_ring_segments(torch.tensor([row]), torch.tensor([row]))
+    ids = torch.tensor([row], device="cpu")
+    segments = build_packed_ring_segments(ids, ids)
     return segments is not None and bool(segments["dense_local"])
 
 
 def row_single_doc_full(row: list[int]) -> bool:
     """One document and no padding."""
-    segments = build_packed_ring_segments(torch.tensor([row]), torch.tensor([row]))
+    ids = torch.tensor([row], device="cpu")
+    segments = build_packed_ring_segments(ids, ids)
     return segments is not None and bool(segments["dense_cross"])
 
 
