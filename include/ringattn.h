@@ -164,7 +164,7 @@ RA_API int ra_runs_zigzag(int rank, int size, int64_t seq, ra_run out[2]);
 /* The global position of each token of a rank, in the order of its runs: the position ids that
  * rotary embeddings need. Returns how many there are; out may be NULL. */
 RA_API int64_t ra_runs_positions(const ra_run *runs, int64_t run_count, int64_t *out);
-/* take: slice = the runs' positions of whole; put: back to their places. whole is [outer, seq],
+/* take: slice = the runs' positions of whole; put: back. Host memory. whole is [outer, seq],
  * slice [outer, positions of the runs], of `width` bytes a position: for [B, H, S, D] outer is B *
  * H and width the bytes of D, for [B, S, H, D] it is B and those of H * D. The runs of all ranks,
  * one after another, permute a batch and back. RA_E_ARG if a run leaves the row. */

@@ -163,18 +163,24 @@ static ra_status copy_pieces(const ra_piece *from, int64_t count, ra_piece **to,
     return RA_OK;
 }
 
-/* Drops the query pieces that see nothing here. */
-static void keep_partners(ra_cover *cover)
+/* Drops the query pieces that see nothing here, and their memory: of very many documents only a few
+ * may be on several ranks. */
+static ra_status keep_partners(ra_cover *cover)
 {
     int64_t kept = 0;
+    ra_piece *all = cover->q;
     ra_cover_link(cover);
     for (int64_t i = 0; i < cover->q_count; i++) {
-        if (cover->q[i].first < cover->q[i].last) {
-            cover->q[kept++] = cover->q[i];
+        if (all[i].first < all[i].last) {
+            all[kept++] = all[i];
         }
     }
-    cover->q_count = kept;
+    if (kept < cover->q_count) {
+        RA_TRY(copy_pieces(all, kept, &cover->q, &cover->q_count));
+        ra_free(all);
+    }
     ra_cover_link(cover);
+    return RA_OK;
 }
 
 /* Every real token sees itself, so all pieces are fresh in hop 0; each is final in the last hop
@@ -215,7 +221,7 @@ static ra_status build_chunked(ra_schedule *schedule, const ra_piece *own, int64
         } else {
             RA_TRY(add_chunk(schedule, hop));
         }
-        keep_partners(&hop->cover);
+        RA_TRY(keep_partners(&hop->cover));
         kept += hop->chunk_rows;
     }
     return mark_final(schedule, own, own_count);
