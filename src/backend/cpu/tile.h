@@ -12,7 +12,7 @@ enum {
     /* Blocks of a tile over all its heads: as many as share one packed key tile. Fewer for long
      * rows, whose tile would leave the second cache for good. */
     RA_BLOCKS_MAX = 32,
-    RA_BLOCK_CHANNELS = 8192, /* blocks times head_dim */
+    RA_BLOCK_CHANNELS = 12288, /* blocks times head_dim */
     /* Keys of a tile; a multiple of every level's nr. */
     RA_KEY_TILE = 128,
     /* Floats between the rows of a tile beyond its columns, so that rows a power of two apart do
