@@ -69,14 +69,46 @@ static void check_run(const cover_case *c, const ra_work *w, const ra_work_item 
     }
 }
 
+static int64_t piece_of(const ra_cover *cover, const ra_work_item *item)
+{
+    int64_t piece = 0, end = cover->q[0].count;
+    while (item->reach >= end) {
+        end += cover->q[++piece].count;
+    }
+    return piece;
+}
+
+/* Items of a piece lie side by side, longest first; pieces follow by their longest. */
+static void check_order(const ra_cover *cover, const ra_work *w)
+{
+    int64_t seen = 0;
+    int32_t lead = INT32_MAX, shortest = INT32_MAX;
+    for (int64_t i = 0; i < w->item_count; i++) {
+        int32_t keys = w->item[i].keys;
+        if (i == 0 || piece_of(cover, &w->item[i]) != piece_of(cover, &w->item[i - 1])) {
+            assert_true(keys <= lead);
+            lead = keys;
+            seen++;
+        } else {
+            assert_true(keys <= w->item[i - 1].keys);
+        }
+        shortest = keys < shortest ? keys : shortest;
+    }
+    assert_int_equal(seen, cover->q_count);
+    if (w->item_count > 0) {
+        assert_int_equal(w->longest, w->item[0].keys);
+        assert_int_equal(w->shortest, shortest);
+    }
+}
+
 static void check_items(const cover_case *c, const ra_cover *cover, const ra_work *w, pairs *p)
 {
     int64_t queries = 0;
+    check_order(cover, w);
     for (int64_t i = 0; i < w->item_count; i++) {
         const ra_work_item *item = &w->item[i];
         int64_t keys = 0, q0 = find(c->q_token, c->q_total, RA_SOURCE_OWN, item->row, item->index);
         assert_in_range(item->count, 1, w->q_tile);
-        assert_true(i == 0 || w->item[i - 1].keys >= item->keys);
         assert_int_equal(item->flags & RA_WORK_FRESH ? 1 : 0, cover->q[0].fresh);
         assert_int_equal(item->flags & RA_WORK_FINAL ? 1 : 0, cover->q[0].final);
         for (int32_t j = 0; j < item->count; j++) {

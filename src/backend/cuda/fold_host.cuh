@@ -79,9 +79,11 @@ static inline ra_status fold_encode_maps(const ra_fold_job *job, fold_boxes box,
  * then fewer, if they take no more rounds, which leaves each more of the memory and the power. */
 static inline int fold_clusters(const ra_work *work, int units, int most)
 {
-    const bool equal = work->item[0].keys == work->item[work->item_count - 1].keys; /* they fall */
     const int rounds = (units + most - 1) / most;
-    return equal ? (units + rounds - 1) / rounds : units < most ? units : most;
+    if (work->longest == work->shortest) {
+        return (units + rounds - 1) / rounds;
+    }
+    return units < most ? units : most;
 }
 
 /* ctas: of a cluster; they divide the query heads of a KV head. */

@@ -10,12 +10,19 @@
 
 #include "base/alloc.h"
 
-/* Lists that grow, and where the reaches of each query piece begin. */
+/* The items of one query piece. */
+typedef struct group {
+    int64_t first, count;
+    int32_t keys; /* of the longest */
+} group;
+
+/* Lists that grow, and where the reaches and items of each query piece are. */
 typedef struct builder {
     const ra_cover *cover;
     ra_work *work;
     int64_t item_capacity, run_capacity, key_item_capacity, key_run_capacity;
     int64_t *reach_first; /* [q_count] */
+    group *group;         /* [q_count] */
 } builder;
 
 static ra_status check_piece(const ra_piece *piece, const char *name)
@@ -154,9 +161,11 @@ static ra_status list_items(builder *b)
         const ra_piece *q = &b->cover->q[i];
         int64_t first_key = q->first;
         list_reaches(b->cover, q, b->work->reach + b->reach_first[i]);
+        b->group[i].first = b->work->item_count;
         for (int64_t offset = 0; offset < q->count; offset += b->work->q_tile) {
             RA_TRY(add_item(b, q, offset, b->reach_first[i] + offset, &first_key));
         }
+        b->group[i].count = b->work->item_count - b->group[i].first;
     }
     return RA_OK;
 }
@@ -254,7 +263,7 @@ static ra_status list_key_items(builder *b)
     return RA_OK;
 }
 
-/* ---- the whole */
+/* ---- order */
 
 /* Longest first; ties in the order of the cover, which run_first keeps for items with runs and
  * (row, index) for the others. */
@@ -280,11 +289,53 @@ static void sort_items(ra_work_item *item, int64_t count)
     }
 }
 
+static int compare_group(const void *a, const void *b)
+{
+    const group *left = a, *right = b;
+    if (left->keys != right->keys) {
+        return left->keys > right->keys ? -1 : 1;
+    }
+    return (left->first > right->first) - (left->first < right->first);
+}
+
+/* Items of a piece side by side, as they share its keys. */
+static ra_status order_items(builder *b)
+{
+    ra_work *w = b->work;
+    ra_work_item *item;
+    int64_t pieces = b->cover->q_count, count = 0;
+    RA_TRY(RA_NEW(&item, w->item_count));
+    w->shortest = INT32_MAX;
+    for (int64_t i = 0; i < pieces; i++) {
+        group *g = &b->group[i];
+        sort_items(w->item + g->first, g->count);
+        if (g->count > 0) {
+            g->keys = w->item[g->first].keys;
+            w->longest = ra_max_i64(w->longest, g->keys);
+            w->shortest = ra_min_i64(w->shortest, w->item[g->first + g->count - 1].keys);
+        }
+    }
+    if (pieces > 0) {
+        qsort(b->group, (size_t)pieces, sizeof *b->group, compare_group);
+    }
+    for (int64_t i = 0; i < pieces; i++) {
+        for (int64_t j = 0; j < b->group[i].count; j++) {
+            item[count++] = w->item[b->group[i].first + j];
+        }
+    }
+    ra_free(w->item);
+    w->item = item;
+    return RA_OK;
+}
+
+/* ---- the whole */
+
 static ra_status build(builder *b, int64_t queries)
 {
     ra_work *w = b->work;
     RA_TRY(RA_NEW(&w->reach, queries));
     RA_TRY(RA_NEW(&b->reach_first, b->cover->q_count));
+    RA_TRY(RA_NEW(&b->group, b->cover->q_count));
     w->reach_count = queries;
     for (int64_t i = 1; i < b->cover->q_count; i++) {
         b->reach_first[i] = b->reach_first[i - 1] + b->cover->q[i - 1].count;
@@ -297,9 +348,8 @@ static ra_status build(builder *b, int64_t queries)
         return RA_FAIL(RA_E_UNSUPPORTED, "runs: %lld and %lld, work lists hold less than 2^31",
                        (long long)w->run_count, (long long)w->key_run_count);
     }
-    sort_items(w->item, w->item_count);
     sort_items(w->key_item, w->key_item_count);
-    return RA_OK;
+    return order_items(b);
 }
 
 ra_status ra_work_build(const ra_cover *cover, int32_t q_tile, int32_t k_tile, ra_work *out)
@@ -311,6 +361,7 @@ ra_status ra_work_build(const ra_cover *cover, int32_t q_tile, int32_t k_tile, r
     builder b = {.cover = cover, .work = out};
     ra_status status = build(&b, queries);
     ra_free(b.reach_first);
+    ra_free(b.group);
     if (status) {
         ra_work_free(out);
     }

@@ -5,9 +5,10 @@
  * dtypes or pointers to tensors.
  *
  * The lists hold positions and indices of one batch row's sequence axis; heads are not in them:
- * every query head of the layer does the same items. Order of items: longest first, so that a
- * persistent grid ends together. A launch enumerates (KV head outermost, item, query head of the
- * group innermost), which keeps one KV head's rows in L2.
+ * every query head of the layer does the same items. Order of items: piece after piece, as those of
+ * a piece share its keys; the pieces with the longest items first and longest first in a piece, so
+ * that a persistent grid ends together. A launch enumerates (KV head outermost, item, query head of
+ * the group innermost), which keeps what a KV head needs in L2.
  */
 #ifndef RA_BACKEND_CUDA_WORK_H
 #define RA_BACKEND_CUDA_WORK_H
@@ -55,8 +56,9 @@ typedef struct ra_work_reach {
 typedef struct ra_work {
     int32_t q_tile, k_tile; /* of items and of key items */
     int64_t item_count, run_count;
-    ra_work_item *item; /* query tiles, [item_count] */
-    ra_work_run *run;   /* key runs, [run_count]; a query tile's runs lie side by side */
+    int64_t longest, shortest; /* keys of query tiles */
+    ra_work_item *item;        /* [item_count] */
+    ra_work_run *run;          /* key runs, [run_count]; a query tile's runs lie side by side */
     int64_t key_item_count, key_run_count;
     ra_work_item *key_item; /* key tiles: row, index, count of keys; flags holds the RA_SOURCE_*,
                                reach the position of the first key; a tile that no query sees is
