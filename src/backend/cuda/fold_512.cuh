@@ -24,7 +24,8 @@ constexpr int Q_BYTES = ROWS * 512 * 2, Q_SLAB_BYTES = Q_BYTES / SLABS;
  * one is over; units may be as short as a tile. */
 constexpr int UNIT_SLOTS = 4;
 /* Descriptions of tiles. The copy of the keys writes one before its slots are free; then the scores
- * are in the tile before, the softmax in the one before that. */
+ * are in the tile before, the softmax in the one before that, and docs/kernels.md shows that all
+ * warps are behind the one before those. */
 constexpr int TILE_SLOTS = 4;
 
 /* Shared memory, from a base aligned to 1024. */

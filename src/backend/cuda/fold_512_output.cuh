@@ -29,6 +29,7 @@ template <typename E, int CTAS> struct output_role {
     }
     __device__ __forceinline__ void release_stage()
     {
+        __syncwarp();
         if (lane == 0) {
             mbarrier_arrive(sm.bar(P_EMPTY) + 8 * behind);
         }
@@ -167,7 +168,6 @@ template <typename E, int CTAS> struct output_role {
         release_stage();
         mbarrier_wait(sm.bar(P_FULL) + 8 * stage, stage_parity);
         const float2 inverse = factors();
-        __syncwarp();
         release_stage();
         next_stage();
         store(unit, head, left, right, inverse);

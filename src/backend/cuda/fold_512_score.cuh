@@ -142,13 +142,14 @@ template <typename E, int CTAS> struct score_role {
     __device__ __forceinline__ state fetch() const
     {
         const fold_unit *unit = reader.unit();
-        const int last = unit->item.count - 1;
+        const int count = unit->item.count, rest = count - row;
         const int2 *reach = (const int2 *)args.reach + unit->item.reach;
-        state from = {__ldg(reach + min(thread / 32 * 16 + lane % 16, last)), -INFINITY, -INFINITY};
+        state from = {__ldg(reach + min(thread / 32 * 16 + lane % 16, count - 1)), -INFINITY,
+                      -INFINITY};
         if (!(unit->item.flags & RA_WORK_FRESH)) {
             const float *lse = lse_at(unit);
-            from.lse0 = row <= last ? __ldcg(lse) : -INFINITY;
-            from.lse1 = row + 8 <= last ? __ldcg(lse + 8 * args.lse.seq) : -INFINITY;
+            from.lse0 = rest > 0 ? __ldcg(lse) : -INFINITY;
+            from.lse1 = rest > 8 ? __ldcg(lse + 8 * args.lse.seq) : -INFINITY;
         }
         return from;
     }
@@ -178,11 +179,12 @@ template <typename E, int CTAS> struct score_role {
         send_factors(softmax_inverse(sum0), softmax_inverse(sum1));
         hand_over();
         if (lane % 4 == 0) {
+            const int rest = unit->item.count - row;
             float *lse = lse_at(unit);
-            if (row < unit->item.count) {
+            if (rest > 0) {
                 lse[0] = softmax_lse(rows.max0, sum0);
             }
-            if (row + 8 < unit->item.count) {
+            if (rest > 8) {
                 lse[8 * args.lse.seq] = softmax_lse(rows.max1, sum1);
             }
         }
