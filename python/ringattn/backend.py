@@ -84,6 +84,19 @@ class _CudaBackend(Backend):
         return bytes(_c.lib.ra_cuda_kernel(self.handle, backward)).decode()
 
 
+@contextmanager
+def current_device_stays(device: torch.device) -> Iterator[None]:
+    """Around calls of the library, which set the thread's current device to theirs."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        yield
+        return
+    before = torch.cuda.current_device()
+    try:
+        yield
+    finally:
+        torch.cuda.set_device(before)
+
+
 def unavailable(message: str) -> UnavailableError:
     return UnavailableError(_c.RA_E_UNAVAILABLE, "RA_E_UNAVAILABLE", message)
 

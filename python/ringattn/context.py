@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ringattn import _c
-from ringattn.backend import Backend, open_backend
+from ringattn.backend import Backend, current_device_stays, open_backend
 from ringattn.comm import Comm, open_group, open_single
 from ringattn.errors import ArgumentError
 from ringattn.layer import Layer
@@ -40,11 +40,12 @@ TIMEOUT_MS = 30_000
 
 
 def _free(backend: Backend, comm: Comm, ctx: c_void_p, steps: set[int]) -> None:
-    while steps:
-        _c.lib.ra_step_free(steps.pop())
-    _c.lib.ra_ctx_free(ctx)
-    comm.close()
-    backend.close()
+    with current_device_stays(backend.device):
+        while steps:
+            _c.lib.ra_step_free(steps.pop())
+        _c.lib.ra_ctx_free(ctx)
+        comm.close()
+        backend.close()
 
 
 class _Core:
@@ -61,7 +62,8 @@ class _Core:
     def free_step(self, handle: int) -> None:
         if handle in self.steps:
             self.steps.remove(handle)
-            _c.lib.ra_step_free(handle)
+            with current_device_stays(self.backend.device):
+                _c.lib.ra_step_free(handle)
 
     def close(self) -> None:
         self.closed = True
@@ -196,23 +198,24 @@ class Context:
             no_overlap=not overlap,
             keep_kv=keep_kv,
         )
-        group = _process_group(group)
-        backend = open_backend(torch.device(device), threads)
-        comm = (
-            open_single() if group is None else open_group(group, backend.device, timeout_ms)
-        )
-        self._core = _Core(backend, comm)
-        array = (_c.Layer * max(len(self.layers), 1))(*(layer.to_c() for layer in self.layers))
-        comm.check(
-            _c.lib.ra_ctx_create(
-                backend.handle,
-                comm.handle,
-                array,
-                len(self.layers),
-                byref(options),
-                byref(self._core.ctx),
+        with current_device_stays(torch.device(device)):
+            group = _process_group(group)
+            backend = open_backend(torch.device(device), threads)
+            comm = (
+                open_single() if group is None else open_group(group, backend.device, timeout_ms)
             )
-        )
+            self._core = _Core(backend, comm)
+            array = (_c.Layer * max(len(self.layers), 1))(*(layer.to_c() for layer in self.layers))
+            comm.check(
+                _c.lib.ra_ctx_create(
+                    backend.handle,
+                    comm.handle,
+                    array,
+                    len(self.layers),
+                    byref(options),
+                    byref(self._core.ctx),
+                )
+            )
         self._said_causal = False
 
     @property
@@ -318,7 +321,8 @@ class Context:
             if tensor is not None:
                 setattr(desc, name, tensor.data_ptr())
         handle = c_void_p()
-        comm.check(_c.lib.ra_step_create(self._core.ctx, byref(desc), byref(handle)))
+        with current_device_stays(self.device):
+            comm.check(_c.lib.ra_step_create(self._core.ctx, byref(desc), byref(handle)))
         core = StepCore(self._core, handle.value or 0, len(self.layers), self.keep_kv)
         return Step(self, core, rows, seq_local, runs)
 

@@ -18,7 +18,6 @@ import world
 from reference import Case, assert_close, plain, truth
 from ringattn.channel import Channel
 from ring import attend, cut, layer_of, open_context, step_of
-from world import DEVICE
 
 GLOBAL, SLIDING = Case(seq=12), Case(seq=12, window=3, seed=7)
 
@@ -210,7 +209,7 @@ def test_a_watched_channel_brings_a_peers_abort() -> None:
 
 def steady(rank: int, size: int, group: Any) -> tuple[float, int]:
     """Bytes that Python holds more with each of 1,000 steps, from the better of the last two thirds:
-    caches fill once. Fewer steps on GPUs, whose ranks exchange slowly here."""
+    caches fill once."""
     with open_context(group, layer_of(GLOBAL)) as context:
 
         def held(count: int) -> int:
@@ -219,11 +218,10 @@ def steady(rank: int, size: int, group: Any) -> tuple[float, int]:
             gc.collect()
             return tracemalloc.get_traced_memory()[0]
 
-        third = 333 if DEVICE == "cpu" else 100
         tracemalloc.start()
-        seen = [held(third) for _ in range(3)]
+        seen = [held(333) for _ in range(3)]
         tracemalloc.stop()
-        return min(seen[1] - seen[0], seen[2] - seen[1]) / third, len(context._core.steps)
+        return min(seen[1] - seen[0], seen[2] - seen[1]) / 333, len(context._core.steps)
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -109,13 +109,12 @@ def test_an_abort_reaches_the_other_rank() -> None:
 
 
 def elsewhere(rank: int, size: int, _: Any) -> tuple[int, int]:
-    """The current device of torch before and after calls on another one."""
-    other = (rank + 1) % size
-    case = CASES["global"]
+    """The current device of torch before and after everything on another one."""
+    other, case = (rank + 1) % size, CASES["global"]
+    before = torch.cuda.current_device()
     with open_context(world.nccl[size], layer_of(case), device=f"cuda:{other}") as context:
-        before = torch.cuda.current_device()
         attend(context, case, step_of(context, case))
-        return before, torch.cuda.current_device()
+    return before, torch.cuda.current_device()
 
 
 def test_the_current_device_stays() -> None:
