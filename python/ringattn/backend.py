@@ -107,6 +107,8 @@ def _open_cuda(device: torch.device) -> Backend:
             f"device: {device}, but {_c.library_path} is built without the CUDA backend; "
             "pip install with -C cmake.define.RA_CUDA=ON adds it"
         )
+    if not torch.cuda.is_available():
+        raise unavailable(f"device: {device}, but torch sees no CUDA device here")
     index = torch.cuda.current_device() if device.index is None else device.index
     handle = c_void_p()
     _c.check(_c.lib.ra_backend_open_cuda(index, None, ctypes.byref(handle)))

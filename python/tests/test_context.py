@@ -208,8 +208,8 @@ def test_a_watched_channel_brings_a_peers_abort() -> None:
 
 
 def steady(rank: int, size: int, group: Any) -> tuple[float, int]:
-    """Bytes that Python holds more with each of 1,000 steps, from the better of the last two thirds:
-    caches fill once."""
+    """Bytes that Python holds more with each of 1,000 steps, from the better of the last two
+    thirds: caches fill once."""
     with open_context(group, layer_of(GLOBAL)) as context:
 
         def held(count: int) -> int:
