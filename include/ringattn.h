@@ -186,7 +186,7 @@ typedef struct ra_stream {
  * machine runs. RA_E_ARG for a level that does not exist, RA_E_UNSUPPORTED for one that the machine
  * lacks. Ranks may share a backend: it lets one computation at a time through. */
 RA_API ra_status ra_backend_open_cpu(int threads, const char *level, ra_backend **out);
-/* The levels that are built in, slowest first; NULL past the end. */
+/* The levels that are built in, on most machines slowest first; NULL past the end. */
 RA_API const char *ra_cpu_level_name(int index);
 /* Does this machine have the instructions? */
 RA_API bool ra_cpu_level_runs(int index);
