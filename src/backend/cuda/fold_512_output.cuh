@@ -75,14 +75,33 @@ template <typename E, int CTAS> struct output_role {
         }
     }
 
+    /* Passes over the second half of a tile that has no keys there. */
+    __device__ __forceinline__ void pass()
+    {
+        mbarrier_wait(sm.bar(P_FULL) + 8 * stage, stage_parity);
+        next_stage();
+        release_stage();
+#pragma unroll
+        for (int slot = 0; slot < RING; slot++) {
+            mbarrier_wait(sm.bar(V_FULL) + 8 * slot, 1);
+            release_values(slot);
+        }
+    }
+
+    enum progress { MORE, LAST, LAST_HALF };
+
     /* Folds one tile in. A group stays in flight behind it; its slots and its stage are released
-     * behind the next group. pending: there is one from the tile before. Is it the last tile? */
-    __device__ __forceinline__ bool fold(float (&left)[64], float (&right)[64], bool pending)
+     * behind the next group. pending: there is one from the tile before. LAST_HALF: the unit's last
+     * tile has no keys in its second half, which is still to be passed over. */
+    __device__ __forceinline__ progress fold(float (&left)[64], float (&right)[64], bool pending)
     {
         int keys = 0;
         bool last = false;
 #pragma unroll
         for (int part = 0; part < 2; part++) {
+            if (part == 1 && last && keys <= TILE / 2) {
+                return LAST_HALF;
+            }
             mbarrier_wait(sm.bar(P_FULL) + 8 * stage, stage_parity);
             if (part == 0) {
                 const stage_info *info = (const stage_info *)(sm.bytes + AT_STAGE) + stage;
@@ -122,7 +141,7 @@ template <typename E, int CTAS> struct output_role {
                 }
             }
         }
-        return last;
+        return last ? LAST : MORE;
     }
 
     __device__ __forceinline__ void store(const fold_unit *unit, int head, const float (&left)[64],
@@ -157,15 +176,18 @@ template <typename E, int CTAS> struct output_role {
             load_rows(left, rows, limit, lane);
             load_rows(right, rows.at(128), limit - 128, lane);
         }
-        bool pending = false;
-        while (!fold(left, right, pending)) {
-            pending = true;
+        progress done = fold(left, right, false);
+        while (done == MORE) {
+            done = fold(left, right, true);
         }
         wgmma_wait_group<0>();
         wgmma_fence_operand(left);
         wgmma_fence_operand(right);
         release_values(V_STEPS - 1);
         release_stage();
+        if (done == LAST_HALF) {
+            pass();
+        }
         mbarrier_wait(sm.bar(P_FULL) + 8 * stage, stage_parity);
         const float2 inverse = factors();
         release_stage();
