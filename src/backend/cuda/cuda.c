@@ -98,7 +98,7 @@ static ra_status follow(void *self, void *event)
     const cuda *c = self;
     RA_TRY(enter(c));
     RA_CUDA_TRY(cudaStreamWaitEvent(c->stream, (cudaEvent_t)event, 0));
-    return RA_OK;
+    return ra_cuda_pause(c->stream);
 }
 
 /* ---- memory */
@@ -418,8 +418,7 @@ static const ra_backend_ops ops = {
     .close = close_cuda,
     .mark_event = mark_event,
     .follow = follow,
-    .landing_bytes =
-        (int64_t)256 << 20, /* 0.7 ms between GPUs: twice a launch, a wait, an addition */
+    .landing_bytes = (int64_t)256 << 20, /* few exchanges: each has a launch and a wait */
 };
 
 /* Memory that is free again is used again, but never by making an upload wait for a kernel. */
