@@ -56,8 +56,8 @@ __device__ __forceinline__ void copy_keys(const fold_args &args, shared<TILE> sm
     for (; reader.wait(sm.units()); reader.release(sm.units(), true)) {
         const fold_unit *unit = reader.unit();
         walk_tiles<TILE>(args, unit, [&](const ra_work_run &run, bool last) {
+            *sm.tile(place) = describe_tile<TILE>(run, last);
             mbarrier_wait(sm.bar(at::K_EMPTY) + 8 * place.slot, place.parity ^ 1);
-            *sm.tile(place.slot) = describe_tile<TILE>(run, last);
             const uint32_t full = sm.bar(at::K_FULL) + 8 * place.slot;
             const int part = cluster_rank<CTAS>();
             mbarrier_arrive_expect_tx(full, at::SLOT_BYTES);

@@ -34,7 +34,7 @@ template <int TILE> struct layout {
                          AT_V = AT_K + K_SLOTS * SLOT_BYTES, AT_REACH = AT_V + V_SLOTS * SLOT_BYTES,
                          AT_UNIT = AT_REACH + Q_SLOTS * ROWS * 8,
                          AT_TILE = AT_UNIT + UNIT_SLOTS * UNIT_BYTES,
-                         AT_INVERSE = AT_TILE + K_SLOTS * 16,
+                         AT_INVERSE = AT_TILE + 2 * K_SLOTS * 16,
                          AT_BARRIER = AT_INVERSE + CONSUMERS * ROWS * 4;
     enum {
         Q_FULL,
@@ -69,9 +69,10 @@ template <int TILE> struct shared {
     {
         return (int2 *)(bytes + at::AT_REACH) + q_slot * ROWS;
     }
-    __device__ __forceinline__ tile_info *tile(uint32_t k_slot) const
+    /* Twice as many as slots: a tile is described before its slot is free. */
+    __device__ __forceinline__ tile_info *tile(ring_place<at::K_SLOTS> place) const
     {
-        return (tile_info *)(bytes + at::AT_TILE) + k_slot;
+        return (tile_info *)(bytes + at::AT_TILE) + place.parity * at::K_SLOTS + place.slot;
     }
 };
 

@@ -43,6 +43,7 @@ template <typename E, int CTAS, int TILE> struct consumer {
     bool blind = true;    /* it has no rows for this consumer */
     bool over = true;     /* the last tile looked at was the unit's last */
     bool waiting = false; /* it has rows, and they saw no tile yet */
+    uint32_t q_slot = 0;  /* of its queries and reaches */
     softmax_rows rows;
     float2 factor;
     uint32_t deferred = NONE; /* a unit that is complete in `out`, but not stored */
@@ -55,10 +56,6 @@ template <typename E, int CTAS, int TILE> struct consumer {
 
     /* ---- slots and units. Warps arrive one by one: no warp may lag a whole turn behind. */
 
-    __device__ __forceinline__ uint32_t q_slot(uint32_t unit) const
-    {
-        return (unit * CONSUMERS + self) % at::Q_SLOTS;
-    }
     __device__ __forceinline__ void release_keys()
     {
         __syncwarp();
@@ -110,12 +107,12 @@ template <typename E, int CTAS, int TILE> struct consumer {
         if (entered > 0) {
             __syncwarp();
             if (lane == 0) {
-                mbarrier_arrive(sm.bar(at::Q_EMPTY) + 8 * q_slot(entered - 1));
+                mbarrier_arrive(sm.bar(at::Q_EMPTY) + 8 * q_slot);
             }
         }
-        const uint32_t slot = q_slot(entered);
-        mbarrier_wait(sm.bar(at::Q_FULL) + 8 * slot,
-                      (entered * CONSUMERS + self) / at::Q_SLOTS & 1);
+        const uint32_t turn = entered * CONSUMERS + self;
+        q_slot = turn % at::Q_SLOTS;
+        mbarrier_wait(sm.bar(at::Q_FULL) + 8 * q_slot, turn / at::Q_SLOTS & 1);
         blind = rows_of(entered) <= 0;
         waiting = !blind;
         if (blind) {
@@ -142,10 +139,9 @@ template <typename E, int CTAS, int TILE> struct consumer {
                 return false;
             }
             mbarrier_wait(sm.bar(at::K_FULL) + 8 * keys.slot, keys.parity);
-            const tile_info tile = *sm.tile(keys.slot);
+            const tile_info tile = *sm.tile(keys);
+            const int2 first = sm.reach(q_slot)[0], last = sm.reach(q_slot)[ROWS - 1];
             const int end = tile.pos + min(tile.count, TILE);
-            const int2 first = sm.reach(q_slot(entered - 1))[0];
-            const int2 last = sm.reach(q_slot(entered - 1))[ROWS - 1];
             over = tile.last;
             /* A row without keys takes part in one tile: it has an output as well. */
             if (!blind && ((tile.pos < last.y && end > first.x) || (tile.last && waiting))) {
@@ -189,9 +185,9 @@ template <typename E, int CTAS, int TILE> struct consumer {
         }
         wgmma_commit_group();
     }
-    __device__ __forceinline__ uint32_t q_operand(uint32_t unit)
+    __device__ __forceinline__ uint32_t q_operand()
     {
-        return uniform(descriptor_low_k(sm.base + at::AT_Q + q_slot(unit) * at::Q_BYTES));
+        return uniform(descriptor_low_k(sm.base + at::AT_Q + q_slot * at::Q_BYTES));
     }
     __device__ __forceinline__ uint32_t k_operand()
     {
@@ -287,7 +283,7 @@ template <typename E, int CTAS, int TILE> struct consumer {
     __device__ __forceinline__ void softmax(float (&scores)[N], const step &s)
     {
         if (s.partial) {
-            const int2 *reach = sm.reach(q_slot(s.unit)) + row;
+            const int2 *reach = sm.reach(q_slot) + row;
             const tile_info tile = {s.pos, s.count, 1, 0};
             softmax_mask(scores, tile_columns(tile, reach[0]), tile_columns(tile, reach[8]), lane);
         }
@@ -370,7 +366,7 @@ template <typename E, int CTAS, int TILE> struct consumer {
             out[i] = 0.0f;
         }
         while (advance<true>(now)) {
-            issue_scores(scores, q_operand(now.unit), k_operand());
+            issue_scores(scores, q_operand(), k_operand());
             wgmma_wait_group<0>();
             wgmma_fence_operand(scores);
             release_keys();
@@ -385,7 +381,7 @@ template <typename E, int CTAS, int TILE> struct consumer {
                 if (!advance<false>(next, deferred == NONE ? now.unit : deferred)) {
                     break;
                 }
-                const uint32_t q = q_operand(next.unit), k = k_operand();
+                const uint32_t q = q_operand(), k = k_operand();
                 wgmma_wait_group<0>();
                 wgmma_fence_operand(out);
                 pack(p, scores);

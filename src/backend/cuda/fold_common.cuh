@@ -29,6 +29,7 @@ struct fold_args {
     int heads_per_kv;
     int channels;
     float scale_log2;
+    int tail_head, tail_heads; /* the last KV heads, which hand out their items together */
 };
 
 template <typename E> RA_PTX E *view_at(const fold_view &view, int row, int head, int64_t seq)
@@ -72,12 +73,27 @@ RA_PTX void send_unit_word(unit_ring<SLOTS> ring, uint32_t slot, int index, int4
     }
 }
 
+/* The item of the n-th unit, and which of the query heads it is for, counted in clusters. One KV
+ * head follows the other, so that its keys stay in L2, with the longest items first. Only the last
+ * heads take turns, longest first over all of them, or the grid would wait at its end for the first
+ * items of the last head. */
+template <int CTAS> RA_PTX uint2 find_unit(const fold_args &args, uint32_t n)
+{
+    const uint32_t heads = args.heads_per_kv / CTAS;
+    uint32_t first = args.tail_head * heads, turn = args.tail_heads * heads;
+    if (n < first * args.item_count) {
+        first = n / (heads * args.item_count) * heads;
+        turn = heads;
+    }
+    const uint32_t rest = n - first * args.item_count;
+    return make_uint2(rest / turn, first + rest % turn);
+}
+
 /* One thread of the cluster's first CTA: takes units in order, for all CTAs. Taking them one by one
- * balances the load whatever else runs on the device; longest first within a KV head. */
+ * balances the load whatever else runs on the device. */
 template <int CTAS, int SLOTS>
 RA_PTX void hand_out_units(const fold_args &args, unit_ring<SLOTS> ring)
 {
-    const int heads = args.heads_per_kv / CTAS;
     bool more = true;
 #pragma unroll 1
     for (uint32_t n = 0; more; n++) {
@@ -91,11 +107,10 @@ RA_PTX void hand_out_units(const fold_args &args, unit_ring<SLOTS> ring)
                 mbarrier_arrive_expect_tx_cluster(mapa(ring.full + 8 * slot, cta), UNIT_BYTES);
             }
         }
-        const int kv_head = unit / heads / args.item_count;
-        send_unit_word<CTAS>(
-            ring, slot, 4,
-            make_int4(kv_head * args.heads_per_kv + unit % heads * CTAS, kv_head, 0, 0));
-        const int4 *from = (const int4 *)(args.item + unit / heads % args.item_count);
+        const uint2 found = find_unit<CTAS>(args, more ? unit : 0);
+        const int head = found.y * CTAS;
+        send_unit_word<CTAS>(ring, slot, 4, make_int4(head, head / args.heads_per_kv, 0, 0));
+        const int4 *from = (const int4 *)(args.item + found.x);
         int4 word = from[0];
         word.z = more ? word.z : 0; /* count */
         send_unit_word<CTAS>(ring, slot, 0, word);

@@ -86,6 +86,15 @@ static inline int fold_clusters(const ra_work *work, int units, int most)
     return units < most ? units : most;
 }
 
+/* The last heads hand out together what keeps every cluster busy for some units. */
+static inline void fold_order(const ra_cuda_work *work, fold_args *args)
+{
+    const int per_head = args->unit_count / work->kv_heads;
+    const int wanted = 3 * args->clusters / (per_head > 0 ? per_head : 1) + 1;
+    args->tail_heads = wanted < work->kv_heads ? wanted : work->kv_heads;
+    args->tail_head = work->kv_heads - args->tail_heads;
+}
+
 /* ctas: of a cluster; they divide the query heads of a KV head. */
 static inline ra_status fold_arguments(const ra_fold_job *job, const ra_cuda_work *work,
                                        const ra_cuda_launch *at, int ctas, fold_boxes box,
@@ -103,6 +112,7 @@ static inline ra_status fold_arguments(const ra_fold_job *job, const ra_cuda_wor
     args->unit_count = (int)(work->host.item_count * job->q.size[RA_HEAD] / ctas);
     args->clusters = fold_clusters(&work->host, args->unit_count, at->sm_count / ctas);
     args->heads_per_kv = fold_heads_per_kv(work);
+    fold_order(work, args);
     args->channels = (int)job->q.size[RA_CHAN];
     args->scale_log2 = job->scale * RA_LOG2E;
     return fold_encode_maps(job, box, args);
