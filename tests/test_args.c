@@ -119,6 +119,7 @@ static void refuses_with_a_reason(void **state)
         {"check a --layout runs:", "runs:FILE"},
         {"check a --layout balanced:align=0", "align: 0"},
         {"check a --layout balanced:equal,", "align=N or equal"},
+        {"check a --layout balanced:align=0000000000000000000000008tail", "align=N or equal"},
         {"check a --layout balanced:even", "align=N or equal"},
         {"check a --layout balancedx", "--layout: balancedx"},
         {"check a --cpu-level z80", "expected one of"},

@@ -394,7 +394,46 @@ static void bad_runs(void **state)
     assert_int_equal(ra_runs_put(&good, 1, slice, 1, 8, 1, NULL), RA_E_ARG);
     assert_int_equal(ra_runs_take(&good, -1, whole, 1, 8, 1, slice), RA_E_ARG);
     assert_int_equal(ra_runs_take(&good, 1, NULL, 0, 8, 1, NULL), RA_OK);
+    assert_int_equal(ra_runs_take(NULL, 1, whole, 1, 8, 1, slice), RA_E_ARG);
+    assert_int_equal(ra_runs_put(NULL, 1, slice, 1, 8, 1, whole), RA_E_ARG);
+    assert_int_equal(ra_runs_take(&good, 1, whole, INT64_MAX, INT64_MAX, 1, slice), RA_E_ARG);
+    assert_int_equal(ra_runs_put(&good, 1, slice, INT64_MAX, 8, SIZE_MAX, whole), RA_E_ARG);
+    /* Nothing to move takes no time, however often. */
+    assert_int_equal(ra_runs_take(&good, 1, whole, INT64_MAX / 8, 8, 0, slice), RA_OK);
+    assert_int_equal(ra_runs_put(&good, 0, slice, INT64_MAX / 8, 8, 1, whole), RA_OK);
+
+    int64_t pos[4] = {-1, -1, -1, -1};
+    const ra_run backwards[] = {{4, -3}, {5, 2}};
     assert_int_equal(ra_runs_positions(NULL, 0, NULL), 0);
+    assert_int_equal(ra_runs_positions(NULL, 2, pos), 0);
+    assert_int_equal(ra_runs_positions(backwards, 2, pos + 1), 2);
+    const int64_t expected[] = {-1, 5, 6, -1};
+    assert_memory_equal(pos, expected, sizeof pos);
+}
+
+/* Only the ratios of weights count, however large or small they are. */
+static void extreme_weights(void **state)
+{
+    (void)state;
+    const double scale[] = {1, 0x1p-1070, 0x1p1020};
+    ra_layer layer[] = {layer_of(1, 1, 8, RA_F32), layer_of(1, 1, 8, RA_F32)};
+    layer[1].window = 10;
+    const ra_step_desc whole = {.size = sizeof whole, .rows = 1, .seq_local = 1000};
+    ra_balance expected = {0}, b;
+    for (int i = 0; i < 3; i++) {
+        const double weight[] = {scale[i], 8 * scale[i]};
+        const ra_balance_options options = {.size = sizeof options, .weight = weight};
+        assert_int_equal(ra_runs_balanced(&whole, layer, 2, 7, &options, &b), RA_OK);
+        if (i == 0) {
+            expected = b;
+            continue;
+        }
+        assert_memory_equal(b.run_first, expected.run_first, 8 * sizeof b.run_first[0]);
+        assert_memory_equal(b.run, expected.run, 7 * sizeof b.run[0]);
+        assert_true(b.imbalance == expected.imbalance && b.imbalance >= 1);
+        ra_balance_free(&b);
+    }
+    ra_balance_free(&expected);
 }
 
 int main(int argc, char **argv)
@@ -405,6 +444,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(known_shards),     cmocka_unit_test(nothing_to_weigh),
         cmocka_unit_test(coarse_alignment), cmocka_unit_test(bad_requests),
         cmocka_unit_test(permutes),         cmocka_unit_test(bad_runs),
+        cmocka_unit_test(extreme_weights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -18,6 +18,9 @@ static ra_status parse_balance(const char *text, ra_layout *out)
     while (*text) {
         char word[32];
         size_t length = strcspn(++text, ",");
+        if (length >= sizeof word) {
+            return RA_FAIL(RA_E_ARG, "--layout balanced: %.64s, expected align=N or equal", text);
+        }
         snprintf(word, sizeof word, "%.*s", (int)length, text);
         if (strncmp(word, "align=", 6) == 0) {
             RA_TRY(

@@ -49,11 +49,30 @@ static ra_status check_options(const ra_balance_options *options, int ranks)
     return RA_OK;
 }
 
+static double weight_of(const ra_layer *layer, int i, const ra_balance_options *options)
+{
+    return options->weight ? options->weight[i] : (double)layer->q_heads * layer->head_dim;
+}
+
+/* The power of two just above the largest weight. Only ratios count, and weights divided by it have
+ * sums of pairs that neither overflow nor lose digits. */
+static int weight_exponent(const ra_layer *layers, int layer_count,
+                           const ra_balance_options *options)
+{
+    double largest = 0;
+    int exponent;
+    for (int i = 0; i < layer_count; i++) {
+        largest = fmax(largest, weight_of(&layers[i], i, options));
+    }
+    frexp(largest, &exponent);
+    return exponent;
+}
+
 /* cost[i] = that of granule i, over all rows and layer kinds. */
 static ra_status count_costs(const ra_step_desc *whole, const ra_layer *layers, int layer_count,
                              const ra_balance_options *options, double *cost)
 {
-    const int one = 1;
+    const int one = 1, exponent = weight_exponent(layers, layer_count, options);
     const ra_run row = {0, whole->seq_local};
     ra_shards shards = {0};
     ra_tokens tokens = {0};
@@ -69,8 +88,7 @@ static ra_status count_costs(const ra_step_desc *whole, const ra_layer *layers, 
     }
     for (int i = 0; i < layer_count; i++) {
         const ra_cover rule = {.tokens = &tokens, .mask = ra_mask_of_layer(&layers[i])};
-        double weight =
-            options->weight ? options->weight[i] : (double)layers[i].q_heads * layers[i].head_dim;
+        double weight = ldexp(weight_of(&layers[i], i, options), -exponent);
         ra_cost_positions(&rule, &pieces, weight, options->align, cost);
     }
 done:

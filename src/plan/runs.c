@@ -47,21 +47,31 @@ int ra_runs_zigzag(int rank, int size, int64_t seq, ra_run out[2])
 int64_t ra_runs_positions(const ra_run *runs, int64_t run_count, int64_t *out)
 {
     int64_t count = 0;
-    for (int64_t i = 0; i < run_count; i++) {
+    for (int64_t i = 0; runs && i < run_count; i++) {
         for (int64_t j = 0; out && j < runs[i].count; j++) {
             out[count + j] = runs[i].start + j;
         }
-        count += runs[i].count;
+        count += ra_max_i64(0, runs[i].count);
     }
     return count;
 }
 
-static ra_status check_copy(const ra_run *runs, int64_t run_count, const void *from, int64_t outer,
-                            int64_t seq, const void *to)
+/* A copy of nothing becomes one of no rows. */
+static ra_status check_copy(const ra_run *runs, int64_t run_count, const void *from, int64_t *outer,
+                            int64_t seq, size_t width, const void *to)
 {
-    if (run_count < 0 || outer < 0 || seq < 0) {
+    size_t bytes;
+    if (run_count < 0 || *outer < 0 || seq < 0) {
         return RA_FAIL(RA_E_ARG, "run_count, outer, seq: %lld, %lld, %lld, expected 0 or more",
-                       (long long)run_count, (long long)outer, (long long)seq);
+                       (long long)run_count, (long long)*outer, (long long)seq);
+    }
+    if (run_count > 0 && !runs) {
+        return RA_FAIL(RA_E_ARG, "runs: NULL, expected %lld of them", (long long)run_count);
+    }
+    if (__builtin_mul_overflow(*outer, seq, &bytes) ||
+        __builtin_mul_overflow(bytes, width, &bytes)) {
+        return RA_FAIL(RA_E_ARG, "outer, seq, width: %lld x %lld x %zu bytes, more than memory has",
+                       (long long)*outer, (long long)seq, width);
     }
     bool moves = false;
     for (int64_t i = 0; i < run_count; i++) {
@@ -71,18 +81,19 @@ static ra_status check_copy(const ra_run *runs, int64_t run_count, const void *f
                            (long long)i, (long long)runs[i].start, (long long)runs[i].count,
                            (long long)seq);
         }
-        moves = moves || (outer > 0 && runs[i].count > 0);
+        moves = moves || (bytes > 0 && runs[i].count > 0);
     }
     if (moves && (!from || !to)) {
         return RA_FAIL(RA_E_ARG, "%s: NULL", from ? "destination" : "source");
     }
+    *outer = moves ? *outer : 0;
     return RA_OK;
 }
 
 ra_status ra_runs_take(const ra_run *runs, int64_t run_count, const void *whole, int64_t outer,
                        int64_t seq, size_t width, void *slice)
 {
-    RA_TRY(check_copy(runs, run_count, whole, outer, seq, slice));
+    RA_TRY(check_copy(runs, run_count, whole, &outer, seq, width, slice));
     char *to = slice;
     for (int64_t o = 0; o < outer; o++) {
         for (int64_t i = 0; i < run_count; i++) {
@@ -99,7 +110,7 @@ ra_status ra_runs_take(const ra_run *runs, int64_t run_count, const void *whole,
 ra_status ra_runs_put(const ra_run *runs, int64_t run_count, const void *slice, int64_t outer,
                       int64_t seq, size_t width, void *whole)
 {
-    RA_TRY(check_copy(runs, run_count, slice, outer, seq, whole));
+    RA_TRY(check_copy(runs, run_count, slice, &outer, seq, width, whole));
     const char *from = slice;
     for (int64_t o = 0; o < outer; o++) {
         for (int64_t i = 0; i < run_count; i++) {
