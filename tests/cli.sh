@@ -213,6 +213,8 @@ expect 2 'is the output' run "$complete" -o "$work/traced" --trace "$work/killed
 holds 'trace: refused before anything is written' [ ! -e "$work/traced" ]
 expect 2 'not a regular file' check "$causal" --trace /dev/null
 expect 2 'cannot write' check "$causal" --trace "$work/none/trace"
+expect 2 'cannot write' run "$complete" -o "$work/traced" --trace "$work/none/trace"
+holds 'trace: a folder that is missing is found before anything is written' [ ! -e "$work/traced" ]
 echo old >"$work/trace.json"
 (
     trap '' XFSZ

@@ -171,9 +171,6 @@ static ra_status check_case(const ra_args *args, ra_trace *trace, ra_case *c, js
     ra_reference reference = {0};
     verdict v;
     ra_status status;
-    if (args->dtype && (status = ra_case_convert(c, args->dtype))) {
-        return status;
-    }
     if ((status = ra_ring_run(c, args, trace, &ring))) {
         goto done;
     }
@@ -204,6 +201,8 @@ static int check_file(const char *path, const ra_args *args, ra_trace *trace, js
     ra_case c = {0};
     bool pass = false;
     ra_status status = ra_case_read(path, &c);
+    status = status || !args->dtype ? status : ra_case_convert(&c, args->dtype);
+    status = ra_processes_agree(args->transport, status);
     if (!status) {
         status = check_case(args, trace, &c, list, &pass);
     }
@@ -225,6 +224,7 @@ int ra_command_check(const ra_args *args)
     json_t *list = json_array();
     int worst = RA_EXIT_OK;
     ra_status status = ra_trace_open(args, &trace);
+    status = ra_processes_agree(args->transport, status ? status : ra_outputs_check(args));
     for (int i = 0; i < args->file_count && !status; i++) {
         int exit_status = check_file(args->files[i], args, trace, list);
         worst = exit_status > worst ? exit_status : worst;

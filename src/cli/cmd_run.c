@@ -89,12 +89,17 @@ static ra_status print_json(const ra_case *c, const ra_args *args, const ra_ring
                                    (json_int_t)backward, "seconds", ra_json_number(ring->seconds)));
 }
 
+/* What may fail in one process alone. */
+static ra_status prepare(const ra_args *args, ra_trace **trace, ra_case *c)
+{
+    RA_TRY(ra_trace_open(args, trace));
+    RA_TRY(ra_outputs_check(args));
+    RA_TRY(ra_case_read(args->files[0], c));
+    return args->dtype ? ra_case_convert(c, args->dtype) : RA_OK;
+}
+
 static ra_status run_case(const ra_args *args, ra_trace *trace, ra_case *c, ra_ring_result *ring)
 {
-    RA_TRY(ra_case_read(args->files[0], c));
-    if (args->dtype) {
-        RA_TRY(ra_case_convert(c, args->dtype));
-    }
     RA_TRY(ra_ring_run(c, args, trace, ring));
     if (args->rank > 0) { /* the first process has all results */
         return RA_OK;
@@ -115,7 +120,7 @@ int ra_command_run(const ra_args *args)
     ra_trace *trace = NULL;
     ra_case c = {0};
     ra_ring_result ring = {0};
-    ra_status status = ra_trace_open(args, &trace);
+    ra_status status = ra_processes_agree(args->transport, prepare(args, &trace, &c));
     if (!status) {
         status = run_case(args, trace, &c, &ring);
     }

@@ -32,6 +32,8 @@ typedef struct ra_aside {
 
 /* RA_E_IO if there is something at path that is no regular file. */
 ra_status ra_aside_open(const char *path, ra_aside *out);
+/* Could it be opened now? Leaves nothing behind. */
+ra_status ra_aside_check(const char *path);
 /* Ends it either way: `written`, the status of writing, decides and is returned if it failed. */
 ra_status ra_aside_close(ra_aside *aside, ra_status written);
 

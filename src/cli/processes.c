@@ -83,6 +83,14 @@ static ra_status open_mpi(ra_comm **out)
     return ra_comm_open_mpi(&world, out);
 }
 
+static ra_status agree_mpi(ra_status own)
+{
+    int any = own ? 1 : 0;
+    MPI_Allreduce(MPI_IN_PLACE, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    return own || !any ? own
+                       : RA_FAIL(RA_E_COMM, "another rank could not begin, its message says why");
+}
+
 static void end_mpi(bool failed)
 {
     if (!failed) {
@@ -103,6 +111,11 @@ static ra_status open_mpi(ra_comm **out)
 {
     (void)out;
     return refuse();
+}
+
+static ra_status agree_mpi(ra_status own)
+{
+    return own;
 }
 
 static void end_mpi(bool failed)
@@ -149,6 +162,13 @@ ra_status ra_processes_start(ra_transport transport, int *rank, int *size)
         return start_mpi(rank, size);
     }
     return ra_launched(rank, size) ? RA_OK : refuse();
+}
+
+/* Processes with NCCL are of one machine and read the same files; who ends early ends the others,
+ * see cli/launch.h. */
+ra_status ra_processes_agree(ra_transport transport, ra_status own)
+{
+    return transport == RA_TRANSPORT_MPI ? agree_mpi(own) : own;
 }
 
 ra_status ra_processes_run(ra_transport transport, ra_world_body body, void *user)

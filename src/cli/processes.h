@@ -21,6 +21,9 @@ ra_status ra_transport_check(ra_transport transport, ra_device device, int ranks
 
 /* What every rank does first. NCCL: in a process that ra_launch started. */
 ra_status ra_processes_start(ra_transport transport, int *rank, int *size);
+/* Before what is collective: own, or RA_E_COMM if a rank of another machine has failed, whose files
+ * may differ. Collective itself. */
+ra_status ra_processes_agree(ra_transport transport, ra_status own);
 /* Runs body as this process's rank; collective. */
 ra_status ra_processes_run(ra_transport transport, ra_world_body body, void *user);
 /* The last; failed: as if a rank were gone, without waiting for it. */

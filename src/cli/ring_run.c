@@ -309,12 +309,13 @@ ra_status ra_ring_run(const ra_case *c, const ra_args *args, ra_trace *trace, ra
     *out = (ra_ring_result){0};
     ra_deals deals;
     const ra_step_desc whole = ra_case_desc(c);
-    RA_TRY(ra_deals_build(&args->layout, args->ranks, &whole, &c->layer, &deals));
     job j = {.c = c, .args = args, .deals = &deals, .trace = trace, .out = out};
-    ra_status status = prepare(c, args, out);
+    ra_status status = ra_deals_build(&args->layout, args->ranks, &whole, &c->layer, &deals);
+    status = status ? status : prepare(c, args, out);
     for (int rank = 0; rank < args->ranks && !status; rank++) {
         status = add_trace(&j, rank, -1);
     }
+    status = ra_processes_agree(args->transport, status);
     if (!status) {
         int64_t begin = ra_clock_ns();
         status = args->transport != RA_TRANSPORT_THREADS
@@ -349,6 +350,17 @@ ra_status ra_trace_open(const ra_args *args, ra_trace **out)
         }
     }
     return ra_trace_create(EVENT_MAX, out);
+}
+
+ra_status ra_outputs_check(const ra_args *args)
+{
+    const char *const path[] = {args->out, args->trace};
+    for (int i = 0; i < 2 && args->rank == 0; i++) {
+        if (path[i]) {
+            RA_TRY(ra_aside_check(path[i]));
+        }
+    }
+    return RA_OK;
 }
 
 void ra_trace_print(const ra_ring_result *result)

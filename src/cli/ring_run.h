@@ -25,6 +25,8 @@ typedef struct ra_ring_result {
 
 /* *out is NULL without --trace. RA_E_ARG if its file is an input or the output. */
 ra_status ra_trace_open(const ra_args *args, ra_trace **out);
+/* Before any work: could the first rank write --out and --trace? */
+ra_status ra_outputs_check(const ra_args *args);
 /* A line for each rank of what its time went to; nothing without a trace. */
 void ra_trace_print(const ra_ring_result *result);
 /* The file appears whole or not at all. */

@@ -198,6 +198,14 @@ done:
     return status;
 }
 
+ra_status ra_aside_check(const char *path)
+{
+    ra_aside aside;
+    RA_TRY(ra_aside_open(path, &aside));
+    ra_aside_close(&aside, RA_E_IO); /* nothing has been written: it is dropped */
+    return RA_OK;
+}
+
 /* Gives a file without a name the target's: at once if that is free, else by a rename. */
 static ra_status link_and_rename(const ra_aside *aside)
 {
