@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -190,8 +191,11 @@ def cpu_name():
 def write(path, text):
     """Whole or not at all."""
     part = path.with_name(path.name + ".part")
-    part.write_text(text)
-    os.replace(part, path)
+    try:
+        part.write_text(text)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def parse():
@@ -265,13 +269,25 @@ def measure(args, levels, threads, peers):
     return rows
 
 
+def check_out(out):
+    """Found out before all is measured: the folder is there and takes files."""
+    if not out.name or not out.parent.is_dir():
+        raise Failure(2, f"--out: {out}, expected a name in a folder that exists")
+    try:
+        write(out.with_name(out.name + ".try"), "")
+        out.with_name(out.name + ".try").unlink()
+    except OSError as error:
+        raise Failure(2, f"--out: {out}: {error.strerror}, expected a folder that takes files") from error
+
+
 def bench(args):
-    version, *rest = run([args.ringattn, "--version"]).splitlines()
-    known = rest[0].split(":", 1)[1].split()
+    said = re.fullmatch(r"ringattn (\S+)\ncpu levels[^:]*:(.*)\n", run([args.ringattn, "--version"]))
+    if not said:
+        raise Failure(2, f"--ringattn: {args.ringattn}, expected the command line of this version")
+    version, known = said[1], said[2].split()
     levels = chosen("--levels", args.levels, known) if args.levels else known
     threads = thread_counts(args.threads)
-    if not args.out.parent.is_dir():
-        raise Failure(2, f"--out: {args.out}, expected a folder that exists before it")
+    check_out(args.out)
     python = None if args.no_torch else find_torch(args.torch_python)
     torch = "without PyTorch (--no-torch)" if args.no_torch else "without PyTorch, which is not installed"
     peers = {}
@@ -284,15 +300,15 @@ def bench(args):
     finally:
         for peer in peers.values():
             peer.close()
-    machine = {"ringattn": version.split()[-1], "cpu": cpu_name(), "torch": torch,
+    machine = {"ringattn": version, "cpu": cpu_name(), "torch": torch,
                "cpus": len(os.sched_getaffinity(0))}
     result = {"machine": machine, "quick": args.quick, "rows": rows}
     text = cpu_report.text_of(result)
-    write(args.out.with_suffix(".json"), json.dumps(result, indent=1) + "\n")
-    write(args.out.with_suffix(".txt"), text)
+    write(args.out.with_name(args.out.name + ".json"), json.dumps(result, indent=1) + "\n")
+    write(args.out.with_name(args.out.name + ".txt"), text)
     print(text[text.index(cpu_report.HEADER) + len(cpu_report.HEADER):].split("\n\n", 1)[-1], end="")
     print(f"results in {args.out}.json and .txt", file=sys.stderr)
-    cpu_report.draw_or_say(result, args.out.with_suffix(".png"))
+    cpu_report.draw_or_say(result, args.out.with_name(args.out.name + ".png"))
     return 0 if all(row["pass"] for row in rows) else 1
 
 
@@ -307,6 +323,10 @@ def main():
     except KeyboardInterrupt:
         print("\ncpu_bench: interrupted, nothing written", file=sys.stderr)
         return 130
+    except OSError as error:  # a full disk, or nobody reads what is printed
+        print(f"cpu_bench: {error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest of it
+        return 3
 
 
 if __name__ == "__main__":

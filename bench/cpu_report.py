@@ -129,8 +129,11 @@ def draw(result, path):
     panels[0][0].legend(fontsize=8)
     figure.tight_layout()
     part = path.with_name(path.stem + ".part.png")
-    figure.savefig(part, dpi=110)
-    os.replace(part, path)
+    try:
+        figure.savefig(part, dpi=110)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def draw_or_say(result, path):

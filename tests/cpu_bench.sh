@@ -35,8 +35,10 @@ expect 2 '--levels: z80, expected some of portable' --levels z80
 expect 2 '--threads: 1,0, expected' --threads 1,0
 expect 2 '--only: z80, expected' --only z80 --no-torch
 expect 2 '--torch-python: /nowhere, expected' --torch-python /nowhere
-expect 2 'expected a folder' --no-torch --out "$work/none/out"
+expect 2 'in a folder that exists' --no-torch --out "$work/none/out"
+expect 2 'expected a name' --no-torch --out .
 expect 2 'expected the program' --ringattn "$work/none"
+expect 2 'expected the command line' --ringattn /bin/true
 left=("$work"/*)
 [ "${left[*]}" = "$work/log" ] || {
     failed=$((failed + 1))
@@ -66,9 +68,35 @@ for line in sys.stdin:
 END
 chmod +x "$work/stand_in"
 best=$("$binary" --version | awk 'END { print $NF }')
+# Interrupted while it measures, it leaves nothing.
+python3 "$bench" --ringattn "$binary" --out "$work/cut" --quick --no-torch >"$work/log" 2>&1 </dev/null &
+measuring=$!
+for _ in $(seq 100); do
+    grep -q 'beside it' "$work/log" && break
+    sleep 0.1
+done
+kill -TERM $measuring
+wait $measuring
+if [ $? = 130 ] && grep -q 'nothing written' "$work/log" && ! compgen -G "$work/cut*" >/dev/null
+then passed=$((passed + 1)); else
+    failed=$((failed + 1))
+    echo 'FAILED: an interrupted run'
+fi
+
+# As when nobody reads what it prints.
+python3 "$bench" --ringattn "$binary" --out "$work/cut" --quick --no-torch --threads 1 \
+    --levels portable --only 'window1024 s2048 bf16' >/dev/full 2>"$work/log" </dev/null
+if [ $? = 3 ] && grep -q 'cpu_bench: .*No space left' "$work/log" && ! compgen -G "$work/cut*" >/dev/null
+then passed=$((passed + 1)); else
+    failed=$((failed + 1))
+    echo 'FAILED: standard output that takes nothing'
+    cat "$work/log"
+fi
+
+# The results of a name with a dot lie where the program says.
 expect 0 'torch, crashing: the process ended with status 7' --quick --threads 1,2 --levels "$best" \
-    --only 'window1024 s2048 bf16' --torch-python "$work/stand_in"
-if python3 - "$work/out.json" <<'END'
+    --only 'window1024 s2048 bf16' --torch-python "$work/stand_in" --out "$work/out.1"
+if python3 - "$work/out.1.json" <<'END'
 import json, sys
 
 rows = json.load(open(sys.argv[1]))["rows"]
@@ -89,7 +117,7 @@ then passed=$((passed + 1)); else
     failed=$((failed + 1))
     echo 'FAILED: the contents of the JSON'
 fi
-if grep -q 'more threads over one' "$work/out.txt"; then passed=$((passed + 1)); else
+if grep -q 'more threads over one' "$work/out.1.txt"; then passed=$((passed + 1)); else
     failed=$((failed + 1))
     echo 'FAILED: no comparison of threads in the text'
 fi
