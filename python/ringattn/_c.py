@@ -8,6 +8,7 @@ takes it again for callbacks. Must not know torch.
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 from ctypes import (
     CFUNCTYPE,
@@ -411,6 +412,15 @@ def nccl_version() -> str:
 def last_error() -> str:
     """This thread's last message."""
     return bytes(lib.ra_last_error()).decode(errors="replace")
+
+
+def fit(value: Any, name: str, ctype: Any = c_int64) -> int:
+    """The integer, if C's type holds it: ctypes would cut it off in silence."""
+    whole = operator.index(value)
+    if ctype(whole).value != whole:
+        bits = 8 * ctypes.sizeof(ctype)
+        raise ValueError(f"{name}: {whole}, expected a number that fits {bits} bits")
+    return whole
 
 
 def check(status: int) -> None:

@@ -124,7 +124,7 @@ def open_backend(device: torch.device, threads: int | None = None) -> Backend:
             f"device: {device}, expected cpu or cuda: no backend of ringattn runs there"
         )
     handle = c_void_p()
-    count = torch.get_num_threads() if threads is None else threads
+    count = _c.fit(torch.get_num_threads() if threads is None else threads, "threads", ctypes.c_int)
     _c.check(_c.lib.ra_backend_open_cpu(count, None, ctypes.byref(handle)))
     return Backend(handle, torch.device("cpu"))
 

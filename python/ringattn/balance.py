@@ -48,7 +48,9 @@ def balanced_runs(
     given = [t for t in (packed_seq_ids, padding_mask, mm_token_type_ids) if t is not None]
     if not given and seq is None:
         raise ValueError("seq: missing, expected the length of a row or metadata of whole rows")
-    rows, length = (int(n) for n in given[0].shape) if given else (1, int(seq or 0))
+    if given and given[0].dim() != 2:
+        raise ValueError(f"metadata: shape {tuple(given[0].shape)}, expected (rows, seq)")
+    rows, length = given[0].shape if given else (1, _c.fit(seq, "seq"))
     if seq is not None and seq != length:
         raise ValueError(f"seq: {seq}, expected {length}, the length of the metadata's rows")
     if weight is not None and len(weight) != len(layers):
@@ -57,18 +59,23 @@ def balanced_runs(
     check_integers(mm_token_type_ids, "mm_token_type_ids")
     check_mask(padding_mask, "padding_mask")
     desc = _c.StepDesc(size=ctypes.sizeof(_c.StepDesc), rows=rows, seq_local=length)
+    check_shape(packed_seq_ids, "packed_seq_ids", (rows, length))
+    check_shape(padding_mask, "padding_mask", (rows, length))
+    check_shape(mm_token_type_ids, "mm_token_type_ids", (rows, length))
     host = {
         "doc_id": whole_documents(packed_seq_ids),
         "is_pad": host_mask(padding_mask),
         "token_type": host_token_types(mm_token_type_ids),
     }
     for name, tensor in host.items():
-        check_shape(tensor, name, (rows, length))
         if tensor is not None:
             setattr(desc, name, tensor.data_ptr())
     options = _c.BalanceOptions(
-        size=ctypes.sizeof(_c.BalanceOptions), align=align, equal_tokens=equal_tokens
+        size=ctypes.sizeof(_c.BalanceOptions),
+        align=_c.fit(align, "align"),
+        equal_tokens=equal_tokens,
     )
+    size = _c.fit(size, "size", ctypes.c_int)
     if weight is not None:
         options.weight = (ctypes.c_double * len(weight))(*weight)
     kinds = (_c.Layer * len(layers))(*(layer.to_c() for layer in layers))

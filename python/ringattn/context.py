@@ -16,6 +16,7 @@ from ctypes import byref, c_void_p, sizeof
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ringattn import _c
 from ringattn.backend import Backend, current_device_stays, open_backend
@@ -157,6 +158,8 @@ def _process_group(group: Any) -> Any:
                 f"group: a DeviceMesh of {group.ndim} dimensions, expected 1: mesh['cp'] names one"
             )
         return group.get_group()
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("group: this process is not in it")
     return group
 
 
@@ -192,8 +195,8 @@ class Context:
         self.keep_kv = keep_kv
         options = _c.CtxOptions(
             size=sizeof(_c.CtxOptions),
-            scratch_bytes_max=scratch_bytes_max,
-            timeout_ms=timeout_ms,
+            scratch_bytes_max=_c.fit(scratch_bytes_max, "scratch_bytes_max", ctypes.c_uint64),
+            timeout_ms=_c.fit(timeout_ms, "timeout_ms", ctypes.c_int),
             forward_only=forward_only,
             no_overlap=not overlap,
             keep_kv=keep_kv,
@@ -294,17 +297,20 @@ class Context:
         """
         comm, error = self._core.comm, None
         wide, rows, seq_local = NO_IDS, 0, 0
+        ids = mask = types = None
         try:
             if self._core.closed:
                 raise RuntimeError("context: closed")
             rows, seq_local = self._shape(shape, packed_seq_ids, padding_mask, mm_token_type_ids)
             shard_runs(self.rank, self.size, 0, layout)
-            wide = wide_ids(packed_seq_ids)
+            ids = None if packed_seq_ids is None else packed_seq_ids.cpu()
+            mask, types = host_mask(padding_mask), host_token_types(mm_token_type_ids)
+            wide = wide_ids(ids)
         except Exception as caught:
             error = caught
         said = agree_counts(comm, error, (wide.numel(), seq_local), self.timeout_ms)
         lengths = [length for _, length in said]
-        doc_id = host_documents(packed_seq_ids, any(n for n, _ in said), comm, self.timeout_ms)
+        doc_id = host_documents(ids, any(n for n, _ in said), comm, self.timeout_ms)
         if isinstance(layout, str) and layout == "contiguous":
             runs: Runs = [(sum(lengths[: self.rank]), seq_local)] if seq_local else []
         else:
@@ -314,8 +320,8 @@ class Context:
             desc.runs, desc.run_count = run_array(runs), len(runs)
         metadata = (
             ("doc_id", doc_id),
-            ("is_pad", host_mask(padding_mask)),
-            ("token_type", host_token_types(mm_token_type_ids)),
+            ("is_pad", mask),
+            ("token_type", types),
         )
         for name, tensor in metadata:
             if tensor is not None:
@@ -337,11 +343,17 @@ class Context:
         check_integers(types, "mm_token_type_ids")
         check_mask(mask, "padding_mask")
         named = {"packed_seq_ids": ids, "padding_mask": mask, "mm_token_type_ids": types}
-        for tensor in named.values():
+        for name, tensor in named.items():
             if shape is None and tensor is not None:
-                shape = (tensor.shape[0], tensor.shape[-1])
+                if tensor.dim() != 2:
+                    raise ValueError(
+                        f"{name}: shape {tuple(tensor.shape)}, expected (rows, seq_local)"
+                    )
+                shape = (tensor.shape[0], tensor.shape[1])
         if shape is None:
             raise ValueError("shape: None, expected (rows, seq_local), or a metadata tensor")
+        if len(shape) != 2:
+            raise ValueError(f"shape: {tuple(shape)}, expected (rows, seq_local)")
         for name, tensor in named.items():
             check_shape(tensor, name, shape)
         sees_images = any(layer.vision != "off" and layer.window > 0 for layer in self.layers)
@@ -351,4 +363,4 @@ class Context:
                 "no mm_token_type_ids: every token of the step is text, also to layers "
                 "with a vision rule"
             )
-        return int(shape[0]), int(shape[1])
+        return _c.fit(shape[0], "rows"), _c.fit(shape[1], "seq_local")

@@ -82,11 +82,12 @@ class Layer:
         """The struct of the header. Whether its values make sense is the library's to say."""
         layer = _c.Layer()
         layer.size = ctypes.sizeof(layer)
-        layer.q_heads, layer.kv_heads = self.q_heads, self.kv_heads
-        layer.head_dim = self.head_dim
+        for name in ("q_heads", "kv_heads", "head_dim"):
+            setattr(layer, name, _c.fit(getattr(self, name), name, ctypes.c_int))
         layer.dtype = DTYPE[self.dtype]
         layer.scale = self.scale
         layer.causal = self.causal
-        layer.window, layer.window_right = self.window, self.window_right
+        layer.window = _c.fit(self.window, "window")
+        layer.window_right = _c.fit(self.window_right, "window_right")
         layer.vision = VISION[self.vision]
         return layer

@@ -30,7 +30,7 @@ def check_integers(ids: torch.Tensor | None, name: str) -> None:
 def check_shape(tensor: torch.Tensor | None, name: str, shape: tuple[int, int]) -> None:
     if tensor is not None and tuple(tensor.shape) != shape:
         raise ValueError(
-            f"{name}: shape {tuple(tensor.shape)}, expected {shape}: rows and this rank's tokens"
+            f"{name}: shape {tuple(tensor.shape)}, expected {shape}: rows and tokens"
         )
 
 

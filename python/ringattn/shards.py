@@ -31,7 +31,14 @@ def shard_runs(
     if seq < 0:
         raise ValueError(f"seq: {seq}, expected 0 or more")
     if not isinstance(layout, str):
-        return [(int(start), int(count)) for start, count in layout[rank]]
+        if len(layout) != size:
+            raise ValueError(f"layout: runs of {len(layout)} ranks, expected those of {size}")
+        return [
+            (_c.fit(start, "start of a run"), _c.fit(count, "count of a run"))
+            for start, count in layout[rank]
+        ]
+    _c.fit(size, "size", ctypes.c_int)
+    _c.fit(seq, "seq")
     runs = (_c.Run * 2)()
     if layout == "contiguous":
         count = _c.lib.ra_runs_contiguous(rank, size, seq, runs)
@@ -75,10 +82,15 @@ def unshard(
     layout: Layout | Sequence[Runs] = "contiguous",
     dim: int = 1,
 ) -> torch.Tensor:
-    """The whole tensor from all ranks' parts, in rank order: the inverse of shard."""
+    """The whole tensor from all ranks' parts, in rank order: the inverse of shard.
+
+    ValueError if the layout's runs are not the positions of the parts, each once.
+    """
     seq = sum(part.shape[dim] for part in parts)
     ranks = range(len(parts))
     order = torch.cat([position_ids(rank, len(parts), seq, layout, "cpu") for rank in ranks])
+    if not torch.equal(order.sort().values, torch.arange(seq, device="cpu")):
+        raise ValueError(f"layout: its runs are not the {seq} positions of the parts, each once")
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(seq, device="cpu")
     return torch.cat(list(parts), dim).index_select(dim, inverse.to(parts[0].device))

@@ -253,3 +253,35 @@ def test_unknown_layers_are_refused() -> None:
         with pytest.raises(ValueError, match="expected one of the context's"):
             ringattn.attention(q, q[:, :2], q[:, :2], step, layer_of(SLIDING))
         assert step.plan_info()["pairs_total"] == 12 * 13 // 2
+
+
+def without_data(rank: int, size: int, group: Any) -> list[list[torch.Tensor]]:
+    """One rank's metadata cannot be read: every rank hears of it at once, and the ring goes on."""
+    with open_context(group, layer_of(GLOBAL)) as context:
+        for name, dtype in (
+            ("packed_seq_ids", torch.int32),
+            ("padding_mask", torch.bool),
+            ("mm_token_type_ids", torch.int64),
+        ):
+            device = "meta" if rank == 1 else "cpu"
+            with pytest.raises(NotImplementedError if rank == 1 else ValueError, match="meta"):
+                context.step(**{name: torch.ones(1, 12 // size, dtype=dtype, device=device)})
+        return [attend(context, GLOBAL, step_of(context, GLOBAL), 0)]
+
+
+def test_a_group_of_others() -> None:
+    with pytest.raises(ValueError, match="group: this process is not in it"):
+        ringattn.Context(dist.GroupMember.NON_GROUP_MEMBER, layers=[layer_of(GLOBAL)])
+
+
+def test_metadata_without_data() -> None:
+    check(GLOBAL, [rank[0] for rank in world.run(2, without_data)])
+
+
+def test_shapes_that_are_not_of_rows() -> None:
+    with ringattn.Context(layers=[layer_of(GLOBAL)]) as context:
+        with pytest.raises(ValueError, match="expected .rows, seq_local."):
+            context.step((1, 2, 3))
+        for shape in ((), (12,), (1, 1, 12)):
+            with pytest.raises(ValueError, match="packed_seq_ids: shape .*, expected .rows"):
+                context.step(packed_seq_ids=torch.ones(shape, dtype=torch.int64))

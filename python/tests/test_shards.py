@@ -38,6 +38,24 @@ def test_known_runs() -> None:
         ringattn.shard_runs(2, 2, 2)
 
 
+@pytest.mark.parametrize("runs", [[(0, 5)], [(6, 5)], [(4, 5)], [(5, 6)], [(5, 4)]])
+def test_runs_that_are_not_the_row(runs: list[tuple[int, int]]) -> None:
+    part = torch.ones(1, 5)
+    with pytest.raises(ValueError, match="each once"):
+        ringattn.unshard([part, part], [[(0, 5)], runs])
+
+
+def test_runs_of_other_ranks() -> None:
+    layout = [[(0, 5)], [(5, 5)]]
+    for size in (1, 3):
+        with pytest.raises(ValueError, match="runs of 2 ranks"):
+            ringattn.shard_runs(0, size, 10, layout)
+    with pytest.raises(ValueError, match="start"):
+        ringattn.shard_runs(0, 1, 10, [[(2**64, 10)]])
+    with pytest.raises(ValueError, match="size"):
+        ringattn.shard_runs(0, 2**32 + 1, 10)
+
+
 def test_labels_cross_shards_and_stop_at_documents() -> None:
     labels = torch.tensor([[1, 2, 3, 4, 5, 6]])
     assert ringattn.shift_labels(labels).tolist() == [[2, 3, 4, 5, 6, -100]]
@@ -87,5 +105,13 @@ def test_balanced_runs_refused() -> None:
         ringattn.balanced_runs([layer], 2, seq=4, weight=[1, 2])
     with pytest.raises(ringattn.ArgumentError, match="align"):
         ringattn.balanced_runs([layer], 2, seq=4, align=-1)
+    with pytest.raises(ValueError, match="align"):  # not 1, which is what 64 bits leave of it
+        ringattn.balanced_runs([layer], 2, seq=4, align=2**64 + 1)
+    with pytest.raises(ValueError, match="size"):
+        ringattn.balanced_runs([layer], 2**32 + 2, seq=4)
+    with pytest.raises(ValueError, match="metadata: shape"):
+        ringattn.balanced_runs([layer], 2, torch.ones(4, dtype=torch.int64))
+    with pytest.raises(ValueError, match="padding_mask: shape"):
+        ringattn.balanced_runs([layer], 2, torch.ones(1, 4).int(), torch.ones(1, 3).bool())
     with pytest.raises(TypeError, match="padding_mask"):
         ringattn.balanced_runs([layer], 2, padding_mask=torch.ones(1, 4))
