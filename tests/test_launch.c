@@ -70,11 +70,29 @@ static void test_one_ends_all(void **state)
     assert_non_null(strstr(ra_last_error(), "rank 1: its process was ended by signal 9"));
 }
 
+/* A variable that ra_launch did not write: no rank outside the ring, no bytes from nowhere. */
+static void test_a_variable_of_others(void **state)
+{
+    (void)state;
+    static const char *const words[] = {"", "x", "3", "2 2", "-1 2", "0 0", "0 -4"};
+    int rank, size;
+    unsigned char byte = 5;
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        setenv("RINGATTN_LAUNCHED", words[i], 1);
+        assert_false(ra_launched(&rank, &size));
+    }
+    setenv("RINGATTN_LAUNCHED", "1 2", 1); /* and no pipes */
+    assert_int_equal(ra_launch_share(&byte, 1), RA_E_COMM);
+    assert_int_equal(byte, 5);
+    unsetenv("RINGATTN_LAUNCHED");
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_end_well),
         cmocka_unit_test(test_one_ends_all),
+        cmocka_unit_test(test_a_variable_of_others),
     };
     int rank, size;
     if (ra_launched(&rank, &size)) {

@@ -33,7 +33,8 @@ static const char *read_variable(int *rank, int *size)
 {
     const char *text = getenv(variable);
     int length = 0;
-    return text && sscanf(text, "%d %d%n", rank, size, &length) == 2 ? text + length : NULL;
+    bool read = text && sscanf(text, "%d %d%n", rank, size, &length) == 2;
+    return read && *rank >= 0 && *rank < *size ? text + length : NULL;
 }
 
 bool ra_launched(int *rank, int *size)
@@ -47,7 +48,7 @@ bool ra_launched(int *rank, int *size)
 
 ra_status ra_launch_share(void *bytes, size_t count)
 {
-    int rank = 0, size = 1, ends[2], length;
+    int rank = 0, size = 1, ends[2], length = 0;
     const char *rest = read_variable(&rank, &size);
     bool done = rest || size == 1;
     RA_CHECK(count <= SHARE_MAX);
