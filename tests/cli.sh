@@ -200,6 +200,10 @@ holds 'run: signals leave no file' [ "$(ls -A "$work/killed")" = out ]
 holds 'run: the mode follows the umask' [ "$(stat -c %a "$work/killed/out")" = \
     "$(printf %o $((0666 & ~0$(umask))))" ]
 
+# ---- nccl: where there are not as many GPUs as ranks, no process is started that would say so
+"$binary" check "$causal" --transport nccl --backend cuda --ranks 4096 >"$work/out" 2>&1
+holds 'nccl: one message for all ranks' [ "$(wc -l <"$work/out")" = 1 ]
+
 # ---- trace: neither an input nor the output, by any name; whole or not at all
 cp "$complete" "$work/in.safetensors" && chmod u+w "$work/in.safetensors"
 ln "$work/in.safetensors" "$work/hard" && ln -s in.safetensors "$work/soft"

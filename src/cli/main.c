@@ -69,10 +69,10 @@ static int run_process(ra_args *args)
 int main(int argc, char **argv)
 {
     ra_args args;
-    int status = RA_EXIT_OK;
-    if (ra_args_parse(argc, argv, &args)) {
+    int status = ra_exit_of(ra_args_parse(argc, argv, &args));
+    if (status) {
         ra_error_print();
-        return RA_EXIT_USE;
+        return status;
     }
     if (args.help) {
         ra_args_help(stdout, args.command);

@@ -50,7 +50,10 @@ ra_status ra_transport_check(ra_transport transport, ra_device device, int ranks
     if (transport == RA_TRANSPORT_NCCL && device != RA_DEVICE_CUDA) {
         return RA_FAIL(RA_E_ARG, "--transport: nccl moves device memory, expected --backend cuda");
     }
-    if (transport == RA_TRANSPORT_NCCL && ranks > devices && devices > 0) {
+    if (transport == RA_TRANSPORT_NCCL && devices < 1) {
+        return RA_FAIL(RA_E_UNAVAILABLE, "--transport: nccl, but this machine has no CUDA device");
+    }
+    if (transport == RA_TRANSPORT_NCCL && ranks > devices) {
         return RA_FAIL(RA_E_ARG, "--ranks: %d, expected at most %d: NCCL takes one rank a GPU",
                        ranks, devices);
     }
