@@ -20,7 +20,7 @@ help:
 	@echo '               ARGS=--quick for a short one, ARGS=--help for more'
 	@echo 'make soak      10,000 steps under random delays: memory, order and bits stay'
 	@echo 'make gpu-check build the CUDA backend and check it on this machine'\''s GPU'
-	@echo 'make gpu-bench time it there, beside cuBLAS; gpu-bench-ring: a ring over two GPUs'
+	@echo 'make gpu-bench time it there, beside cuBLAS, and the Python front; gpu-bench-ring: a ring over two GPUs'
 	@echo 'make install   install under PREFIX ($(PREFIX)); DESTDIR is honoured'
 	@echo 'make asan      the tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan      the tests under ThreadSanitizer'
@@ -58,6 +58,8 @@ gpu-bench:
 	tools/gpu_check.sh build
 	build/gpu/gpu_bench --json build/gpu/bench.json
 	build/gpu/gpu_bench --backward --json build/gpu/bench_backward.json
+	RINGATTN_LIBRARY=$(CURDIR)/build/gpu/libringattn-cuda.so PYTHONPATH=python \
+		python3 python/bench/overhead.py
 
 gpu-bench-ring:
 	tools/gpu_check.sh build

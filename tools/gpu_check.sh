@@ -233,9 +233,6 @@ step_python() {
     local run=(env RINGATTN_LIBRARY="$(realpath "$build/libringattn-cuda.so")"
         RINGATTN_TEST_DEVICE=cuda PYTHONPATH="$PWD/python:${PYTHONPATH:-}"
         PYTHONDONTWRITEBYTECODE=1 python3)
-    begin "python overhead" "${run[@]}" python/bench/overhead.py
-    collect
-    sed 's/^/      /' "$(log_of "python overhead")"
     for file in python/tests/test_*.py; do
         begin "python $(basename "$file" .py)" "${run[@]}" -m pytest -q --tb=short "$file"
     done

@@ -2,8 +2,8 @@
 
 The empty function saves and allocates what ours does. "C" is the library's own part of a call;
 "front" is what is left for Python: ours - empty - C. Medians of single calls, in bursts that begin
-with an idle device and do not fill its queue. Fails if the front of a call, forward or backward, takes more than --limit
-microseconds, or if memory grows.
+with an idle device and do not fill its queue. Fails if the front of a call, forward or backward,
+takes more than --limit microseconds, or if memory grows; wants a quiet machine.
 usage: overhead.py [--device cuda] [--limit 25]
 """
 

@@ -17,8 +17,8 @@ _Static_assert(sizeof(ra_nccl_id) == sizeof(ncclUniqueId), "an id is one of NCCL
 enum {
     ABORT_MS = 1500, /* for what an abort frees; it is done at once but on a device that hangs */
     CLOSE_MS = 5000, /* for the other ranks to close theirs */
-    /* Processors that a transfer takes from the computation: 65,536 tokens of head_dim 512 over two
-     * H200 take 114 ms with 16 and 116 ms with what NCCL takes by itself. */
+    /* Processors that a transfer may take from the computation; docs/ring.md has what two H200
+     * reach with as many. */
     CTAS_MAX = 16,
 };
 
