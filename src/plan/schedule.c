@@ -110,11 +110,11 @@ static ra_status build_legs(const ra_schedule_inputs *in, ra_schedule *schedule)
 /* This rank's pieces, in the sorted order of all pieces. */
 static ra_status own_pieces(const ra_schedule_inputs *in, ra_piece **out, int64_t *count)
 {
-    const int64_t *owned = in->pieces->owned + in->pieces->owned_first[in->rank];
-    *count = in->pieces->owned_first[in->rank + 1] - in->pieces->owned_first[in->rank];
+    int64_t first = in->pieces->owned_first[in->rank]; /* without tokens there is no list */
+    *count = in->pieces->owned_first[in->rank + 1] - first;
     RA_TRY(RA_NEW(out, *count));
     for (int64_t i = 0; i < *count; i++) {
-        const ra_owned_piece *piece = &in->pieces->piece[owned[i]];
+        const ra_owned_piece *piece = &in->pieces->piece[in->pieces->owned[first + i]];
         (*out)[i] = (ra_piece){.row = piece->row,
                                .pos = piece->pos,
                                .count = piece->count,
