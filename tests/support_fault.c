@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "comm/comm.h"
+#include "support_relay.h"
 
 static bool is_moment(const fault_wire *w, const char *moment)
 {
@@ -93,35 +94,10 @@ static ra_status wire_exchange(void *user, const ra_xfer *xfers, int count, int 
     return wire_exchange_behind(user, xfers, count, timeout_ms, NULL);
 }
 
-static ra_status wire_gather(void *user, const void *mine, size_t bytes, void *all, int timeout_ms)
-{
-    return ra_comm_gather(((fault_wire *)user)->inner, mine, bytes, all, timeout_ms);
-}
-
-static ra_status wire_barrier(void *user, int timeout_ms)
-{
-    return wire_gather(user, NULL, 0, NULL, timeout_ms);
-}
-
-static void wire_abort(void *user, const char *why)
-{
-    ra_comm_abort(((fault_wire *)user)->inner, why);
-}
-
-static void wire_close(void *user)
-{
-    ra_comm_close(((fault_wire *)user)->inner);
-}
-
 ra_status fault_comm_open(fault_wire *wire, ra_comm **out)
 {
-    const ra_comm_callbacks callbacks = {.size = sizeof callbacks,
-                                         .user = wire,
-                                         .exchange = wire_exchange,
-                                         .gather = wire_gather,
-                                         .barrier = wire_barrier,
-                                         .abort = wire_abort,
-                                         .close = wire_close};
+    ra_comm_callbacks callbacks = relay_callbacks(wire);
+    callbacks.exchange = wire_exchange;
     wire->rank = ra_comm_rank(wire->inner);
     ra_status status = ra_comm_open_custom(wire->rank, ra_comm_size(wire->inner), &callbacks, out);
     if (!status && ra_comm_has_exchange_behind(wire->inner)) {

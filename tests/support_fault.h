@@ -16,7 +16,7 @@ typedef struct fault {
 } fault;
 
 typedef struct fault_wire {
-    ra_comm *inner;
+    ra_comm *inner; /* first, for support_relay.h */
     const fault *plan;
     int rank, phase, calls; /* calls of this phase so far; the test sets both when one begins */
 } fault_wire;

@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "comm/comm.h"
+#include "support_relay.h"
 
 static void sleep_us(int64_t us)
 {
@@ -41,30 +42,12 @@ static ra_status slow_gather(void *user, const void *mine, size_t bytes, void *a
     return ra_comm_gather(s->inner, mine, bytes, all, timeout_ms);
 }
 
-static ra_status slow_barrier(void *user, int timeout_ms)
-{
-    return slow_gather(user, NULL, 0, NULL, timeout_ms);
-}
-
-static void slow_abort(void *user, const char *why)
-{
-    ra_comm_abort(((slow_comm *)user)->inner, why);
-}
-
-static void slow_close(void *user)
-{
-    (void)user;
-}
-
 ra_status slow_comm_open(slow_comm *s, ra_comm *inner, ra_comm **out)
 {
-    const ra_comm_callbacks callbacks = {.size = sizeof callbacks,
-                                         .user = s,
-                                         .exchange = slow_exchange,
-                                         .gather = slow_gather,
-                                         .barrier = slow_barrier,
-                                         .abort = slow_abort,
-                                         .close = slow_close};
+    ra_comm_callbacks callbacks = relay_callbacks(s);
+    callbacks.exchange = slow_exchange;
+    callbacks.gather = slow_gather;
+    callbacks.close = relay_close_nothing;
     s->inner = inner;
     return ra_comm_open_custom(ra_comm_rank(inner), ra_comm_size(inner), &callbacks, out);
 }

@@ -15,7 +15,7 @@ typedef struct tally {
 } tally;
 
 typedef struct slow_comm {
-    ra_comm *inner; /* borrowed */
+    ra_comm *inner; /* borrowed; first, for support_relay.h */
     rng r;
     int chance_percent, delay_us; /* of an exchange: how often, how long at most */
     bool always_longest;

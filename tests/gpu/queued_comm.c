@@ -7,17 +7,13 @@
 #include "backend/cuda/check.h"
 #include "comm/comm.h"
 #include "ringattn_cuda.h"
+#include "support_relay.h"
 
 typedef struct queued {
-    ra_comm *inner;
+    ra_comm *inner; /* first, for support_relay.h */
     cudaStream_t stream;
     cudaEvent_t start;
 } queued;
-
-static ra_status exchange(void *user, const ra_xfer *xfers, int count, int timeout_ms)
-{
-    return ra_comm_exchange(((queued *)user)->inner, xfers, count, timeout_ms);
-}
 
 static ra_status exchange_behind(void *user, const ra_xfer *xfers, int count, int timeout_ms,
                                  const ra_order *order)
@@ -28,22 +24,7 @@ static ra_status exchange_behind(void *user, const ra_xfer *xfers, int count, in
     RA_CUDA_TRY(cudaEventRecord(q->start, q->stream));
     order->queued(order->arg, q->start);
     RA_CUDA_TRY(cudaEventSynchronize(after));
-    return exchange(user, xfers, count, timeout_ms);
-}
-
-static ra_status gather(void *user, const void *mine, size_t bytes, void *all, int timeout_ms)
-{
-    return ra_comm_gather(((queued *)user)->inner, mine, bytes, all, timeout_ms);
-}
-
-static ra_status barrier(void *user, int timeout_ms)
-{
-    return gather(user, NULL, 0, NULL, timeout_ms);
-}
-
-static void end(void *user, const char *why)
-{
-    ra_comm_abort(((queued *)user)->inner, why);
+    return ra_comm_exchange(q->inner, xfers, count, timeout_ms);
 }
 
 static void close_queued(void *user)
@@ -65,13 +46,8 @@ ra_status queued_comms_open(int size, ra_comm **out_by_rank)
             abort();
         }
         q->inner = out_by_rank[rank];
-        const ra_comm_callbacks callbacks = {.size = sizeof callbacks,
-                                             .user = q,
-                                             .exchange = exchange,
-                                             .gather = gather,
-                                             .barrier = barrier,
-                                             .abort = end,
-                                             .close = close_queued};
+        ra_comm_callbacks callbacks = relay_callbacks(q);
+        callbacks.close = close_queued;
         RA_TRY(ra_comm_open_custom(rank, size, &callbacks, &out_by_rank[rank]));
         ra_comm_set_exchange_behind(out_by_rank[rank], exchange_behind);
     }

@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "comm/comm.h"
+#include "support_relay.h"
 
 /* The calls of this file are for tensors that are on the device already. */
 #undef ra_attn_forward
@@ -19,7 +20,7 @@ enum { TIMEOUT_MS = 20000, CALLS = 500, SEQ = 512 };
 
 /* Ready-made device tensors, so that call follows call. */
 typedef struct soak {
-    ra_comm *inner;
+    ra_comm *inner;       /* first, for support_relay.h */
     rng exchanges, calls; /* delays, on two threads */
     atomic_bool delayed;
     device_copy copy;
@@ -51,36 +52,11 @@ static ra_status soak_exchange(void *user, const ra_xfer *xfers, int count, int 
     return soak_exchange_behind(user, xfers, count, timeout_ms, NULL);
 }
 
-static ra_status soak_gather(void *user, const void *mine, size_t bytes, void *all, int timeout_ms)
-{
-    return ra_comm_gather(((soak *)user)->inner, mine, bytes, all, timeout_ms);
-}
-
-static ra_status soak_barrier(void *user, int timeout_ms)
-{
-    return soak_gather(user, NULL, 0, NULL, timeout_ms);
-}
-
-static void soak_abort(void *user, const char *why)
-{
-    ra_comm_abort(((soak *)user)->inner, why);
-}
-
-static void soak_close(void *user)
-{
-    ra_comm_close(((soak *)user)->inner);
-}
-
 static bool soak_open(soak *s, ra_comm *inner, int rank, const problem *p, const layout *l,
                       ra_comm **out, rank_report *report)
 {
-    const ra_comm_callbacks callbacks = {.size = sizeof callbacks,
-                                         .user = s,
-                                         .exchange = soak_exchange,
-                                         .gather = soak_gather,
-                                         .barrier = soak_barrier,
-                                         .abort = soak_abort,
-                                         .close = soak_close};
+    ra_comm_callbacks callbacks = relay_callbacks(s);
+    callbacks.exchange = soak_exchange;
     *s = (soak){.inner = inner};
     s->exchanges = s->calls = rng_of(support_seed() + (uint64_t)rank);
     rank_data_create(&s->data, p, l, rank, STRIDES_BSHD, 0, false);
