@@ -13,7 +13,7 @@
 #include <cuda_runtime.h>
 
 #include "gpu_bench_hop.h"
-#include "ringattn_cuda.h"
+#include "gpu_bench_job.h"
 
 /* Ends the process with what failed and why. */
 void must(bool ok, const char *what, const char *why);
@@ -49,16 +49,10 @@ struct shape {
 std::string name_of(const shape &s);
 
 /* One problem on one rank. */
-struct problem {
-    ra_layer layer;
+struct problem : job {
     ra_backend *backend;
     ra_comm *comm;
-    ra_ctx *ctx;
-    ra_step *step;
-    const ra_plan *plan;
     ra_plan_info info;
-    ra_forward_io forward;
-    ra_backward_io backward;
     gpu_bench_hop *hop;                    /* of HOP, else NULL */
     std::vector<int32_t> doc, type, group; /* empty = none */
 };

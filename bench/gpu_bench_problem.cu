@@ -107,46 +107,17 @@ static void make_step(const shape &s, problem *p)
     MUST_RA(ra_plan_inspect(p->plan, &p->info));
 }
 
-static void make_tensors(const shape &s, problem *p)
-{
-    int64_t q = s.q_heads, k = s.kv_heads, d = s.head_dim;
-    ra_forward_io &f = p->forward;
-    f.size = sizeof f;
-    f.q = device_tensor(RA_BF16, s.rows, q, s.seq, d, 1);
-    f.k = device_tensor(RA_BF16, s.rows, k, s.seq, d, 2);
-    f.v = device_tensor(RA_BF16, s.rows, k, s.seq, d, 3);
-    f.out = device_tensor(RA_BF16, s.rows, q, s.seq, d, 0);
-    f.lse = device_tensor(RA_F32, s.rows, q, s.seq, 1, 0);
-    ra_backward_io &b = p->backward;
-    b.size = sizeof b;
-    b.q = f.q;
-    b.k = f.k;
-    b.v = f.v;
-    b.out = f.out;
-    b.lse = f.lse;
-    if (s.backward) {
-        b.dout = device_tensor(RA_BF16, s.rows, q, s.seq, d, 4);
-        b.dq = device_tensor(RA_BF16, s.rows, q, s.seq, d, 0);
-        b.dk = device_tensor(RA_BF16, s.rows, k, s.seq, d, 0);
-        b.dv = device_tensor(RA_BF16, s.rows, k, s.seq, d, 0);
-    }
-}
-
 void problem_open(const shape &s, ra_backend *backend, problem *p)
 {
     *p = {};
     p->backend = backend;
-    p->layer.size = sizeof p->layer;
-    p->layer.q_heads = s.q_heads;
-    p->layer.kv_heads = s.kv_heads;
-    p->layer.head_dim = s.head_dim;
-    p->layer.dtype = RA_BF16;
-    p->layer.scale = 1.0f / sqrtf((float)s.head_dim);
-    p->layer.causal = s.causal;
-    p->layer.window = s.window;
+    p->layer = job_layer(s.q_heads, s.kv_heads, s.head_dim, s.causal, s.window);
     p->layer.vision = s.holds == IMAGES ? RA_VISION_WITHIN_WINDOW : RA_VISION_OFF;
     make_metadata(s, p);
-    make_tensors(s, p);
+    const job_allocator tensor = [&](ra_dtype dtype, int64_t heads, int64_t chan, uint64_t seed) {
+        return device_tensor(dtype, s.rows, heads, s.seq, chan, seed);
+    };
+    job_make_tensors(p, tensor, s.backward);
     make_step(s, p);
     if (s.holds == HOP) {
         MUST_RA(gpu_bench_hop_open(backend, &p->layer, &p->forward, &p->hop));
@@ -156,25 +127,16 @@ void problem_open(const shape &s, ra_backend *backend, problem *p)
 void problem_close(problem *p)
 {
     gpu_bench_hop_close(p->hop);
-    ra_step_free(p->step);
-    ra_ctx_free(p->ctx);
+    job_close(p);
     ra_comm_close(p->comm);
-    ra_tensor *owned[] = {&p->forward.q,   &p->forward.k,   &p->forward.v,
-                          &p->forward.out, &p->forward.lse, &p->backward.dout,
-                          &p->backward.dq, &p->backward.dk, &p->backward.dv};
-    for (ra_tensor *t : owned) {
-        ra_cuda_free(t->data);
-    }
 }
 
 void problem_call(const problem &p, bool backward)
 {
     if (p.hop) {
         MUST_RA(gpu_bench_hop_run(p.hop));
-    } else if (backward) {
-        MUST_RA(ra_attn_backward(p.ctx, p.plan, &p.backward, ra_stream{}));
     } else {
-        MUST_RA(ra_attn_forward(p.ctx, p.plan, &p.forward, ra_stream{}));
+        job_call(p, backward);
     }
 }
 

@@ -77,7 +77,7 @@ static double time_calls(const shard &p, ra_comm *comm, bool backward, double se
     for (int warm = 0; warm < 3; warm++) {
         largest(comm, 0);
         double start = now();
-        shard_call(p, backward);
+        job_call(p, backward);
         shard_wait(p);
         took = largest(comm, now() - start);
     }
@@ -85,7 +85,7 @@ static double time_calls(const shard &p, ra_comm *comm, bool backward, double se
     largest(comm, 0);
     double start = now();
     for (int i = 0; i < calls; i++) {
-        shard_call(p, backward);
+        job_call(p, backward);
     }
     shard_wait(p);
     return 1e3 * largest(comm, now() - start) / calls;
@@ -101,13 +101,13 @@ static double check(const ring_shape &s, ra_backend *backend, ra_comm *comm, int
     shard_open(cut, backend, comm, device, nullptr, &part);
     shard_open(cut, backend, alone, device, nullptr, &whole);
     for (int backward = 0; backward < 2; backward++) {
-        shard_call(part, backward != 0);
-        shard_call(whole, backward != 0);
+        job_call(part, backward != 0);
+        job_call(whole, backward != 0);
     }
     shard_wait(part);
     double worst = shard_difference(part, whole);
-    shard_close(&part);
-    shard_close(&whole);
+    job_close(&part);
+    job_close(&whole);
     ra_comm_close(alone);
     return largest(comm, worst);
 }
@@ -133,7 +133,7 @@ static void time_single(const ring_shape &s, ra_backend *backend, int device, do
     for (int backward = 0; backward < 2; backward++) {
         b->single[at][backward] = time_calls(whole, alone, backward != 0, seconds);
     }
-    shard_close(&whole);
+    job_close(&whole);
     ra_comm_close(alone);
 }
 
@@ -150,7 +150,7 @@ static double exposed(const seat &at, const ring_shape &s, ra_backend *backend, 
     shard_open(s, backend, at.comm, device, trace, &p);
     for (int call = 0; call < CALLS; call++) {
         largest(at.comm, 0);
-        shard_call(p, backward);
+        job_call(p, backward);
     }
     shard_wait(p);
     ra_trace_summary sum = {};
@@ -161,7 +161,7 @@ static double exposed(const seat &at, const ring_shape &s, ra_backend *backend, 
                            (backward ? ".backward." : ".forward.") + std::to_string(rank) + ".json";
         MUST_RA(ra_trace_write(trace, path.c_str()));
     }
-    shard_close(&p);
+    job_close(&p);
     ra_trace_free(trace);
     return largest(at.comm, sum.exposed / sum.wall);
 }
@@ -190,7 +190,7 @@ static void run_row(const seat &at, int index, ra_backend *backend, int device)
     for (int backward = 0; backward < 2; backward++) {
         took[backward] = time_calls(p, at.comm, backward != 0, at.o->seconds);
     }
-    shard_close(&p);
+    job_close(&p);
     for (int backward = 0; backward < 2; backward++) {
         double share = exposed(at, s, backend, device, backward != 0);
         double single = at.b->single[index][backward];

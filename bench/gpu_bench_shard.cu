@@ -23,7 +23,7 @@ static __global__ void fill_shard(__nv_bfloat16 *to, int heads, int dim, place a
     }
 }
 
-static ra_tensor tensor_of(const shard &p, int heads, int chan, ra_dtype dtype, int64_t seq,
+static ra_tensor tensor_of(const shard &p, int64_t seq, ra_dtype dtype, int64_t heads, int64_t chan,
                            uint64_t seed)
 {
     void *data = nullptr;
@@ -31,33 +31,11 @@ static ra_tensor tensor_of(const shard &p, int heads, int chan, ra_dtype dtype, 
     MUST_RA(ra_cuda_alloc(p.device, (size_t)count * ra_dtype_bytes(dtype), &data));
     if (seed && p.length > 0) {
         place at = {seq, p.length, p.runs[0].count, {p.runs[0].start, p.runs[1].start}};
-        fill_shard<<<1024, 256>>>(static_cast<__nv_bfloat16 *>(data), heads, chan, at, seed << 40);
+        fill_shard<<<1024, 256>>>(static_cast<__nv_bfloat16 *>(data), (int)heads, (int)chan, at,
+                                  seed << 40);
         MUST_CUDA(cudaGetLastError());
     }
     return ra_tensor_bhsd(data, dtype, 1, heads, p.length, chan);
-}
-
-static void make_tensors(const ring_shape &s, shard *p)
-{
-    int q = s.q_heads, k = s.kv_heads, d = s.head_dim;
-    ra_forward_io &f = p->forward;
-    ra_backward_io &b = p->backward;
-    f.size = sizeof f;
-    f.q = tensor_of(*p, q, d, RA_BF16, s.seq, 1);
-    f.k = tensor_of(*p, k, d, RA_BF16, s.seq, 2);
-    f.v = tensor_of(*p, k, d, RA_BF16, s.seq, 3);
-    f.out = tensor_of(*p, q, d, RA_BF16, s.seq, 0);
-    f.lse = tensor_of(*p, q, 1, RA_F32, s.seq, 0);
-    b.size = sizeof b;
-    b.q = f.q;
-    b.k = f.k;
-    b.v = f.v;
-    b.out = f.out;
-    b.lse = f.lse;
-    b.dout = tensor_of(*p, q, d, RA_BF16, s.seq, 4);
-    b.dq = tensor_of(*p, q, d, RA_BF16, s.seq, 0);
-    b.dk = tensor_of(*p, k, d, RA_BF16, s.seq, 0);
-    b.dv = tensor_of(*p, k, d, RA_BF16, s.seq, 0);
 }
 
 static std::vector<int32_t> documents_of(const ring_shape &s, const shard &p)
@@ -77,14 +55,7 @@ void shard_open(const ring_shape &s, ra_backend *backend, ra_comm *comm, int dev
     int rank = ra_comm_rank(comm), size = ra_comm_size(comm);
     *p = {};
     p->device = device;
-    p->layer.size = sizeof p->layer;
-    p->layer.q_heads = s.q_heads;
-    p->layer.kv_heads = s.kv_heads;
-    p->layer.head_dim = s.head_dim;
-    p->layer.dtype = RA_BF16;
-    p->layer.scale = 1.0f / sqrtf((float)s.head_dim);
-    p->layer.causal = true;
-    p->layer.window = s.window;
+    p->layer = job_layer(s.q_heads, s.kv_heads, s.head_dim, true, s.window);
     p->run_count = s.zigzag && size > 1 ? ra_runs_zigzag(rank, size, s.seq, p->runs)
                                         : ra_runs_contiguous(rank, size, s.seq, p->runs);
     for (int run = 0; run < p->run_count; run++) {
@@ -105,29 +76,11 @@ void shard_open(const ring_shape &s, ra_backend *backend, ra_comm *comm, int dev
     desc.doc_id = doc.empty() ? nullptr : doc.data();
     MUST_RA(ra_step_create(p->ctx, &desc, &p->step));
     p->plan = ra_step_plan(p->step, 0);
-    make_tensors(s, p);
+    const job_allocator tensor = [&](ra_dtype dtype, int64_t heads, int64_t chan, uint64_t seed) {
+        return tensor_of(*p, s.seq, dtype, heads, chan, seed);
+    };
+    job_make_tensors(p, tensor, true);
     shard_wait(*p);
-}
-
-void shard_close(shard *p)
-{
-    ra_step_free(p->step);
-    ra_ctx_free(p->ctx);
-    ra_tensor *owned[] = {&p->forward.q,   &p->forward.k,   &p->forward.v,
-                          &p->forward.out, &p->forward.lse, &p->backward.dout,
-                          &p->backward.dq, &p->backward.dk, &p->backward.dv};
-    for (ra_tensor *t : owned) {
-        ra_cuda_free(t->data);
-    }
-}
-
-void shard_call(const shard &p, bool backward)
-{
-    if (backward) {
-        MUST_RA(ra_attn_backward(p.ctx, p.plan, &p.backward, ra_stream{}));
-    } else {
-        MUST_RA(ra_attn_forward(p.ctx, p.plan, &p.forward, ra_stream{}));
-    }
 }
 
 void shard_wait(const shard &p)

@@ -14,24 +14,16 @@ struct ring_shape {
     bool zigzag;   /* else contiguous */
 };
 
-struct shard {
-    ra_layer layer;
+struct shard : job {
     int device;
     int run_count;
     ra_run runs[2];
     int64_t length; /* of the sequence, here */
-    ra_ctx *ctx;
-    ra_step *step;
-    const ra_plan *plan;
-    ra_forward_io forward;
-    ra_backward_io backward;
 };
 
 /* Collective. trace may be NULL. */
 void shard_open(const ring_shape &s, ra_backend *backend, ra_comm *comm, int device,
                 ra_trace *trace, shard *out);
-void shard_close(shard *p);
-void shard_call(const shard &p, bool backward);
 void shard_wait(const shard &p);
 
 /* Largest difference of a result, |part - whole| / |whole| over all its elements, whole being all
