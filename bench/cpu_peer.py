@@ -22,7 +22,8 @@ import torch
 import torch.nn.functional as F
 
 SECONDS = 0.5  # a measurement takes at least this long
-LONG = 3.0  # a call that takes longer is not repeated
+CALLS = 3  # and has as many calls, of which one is undisturbed, unless they take
+LONG = 2.0  # seconds together
 NEAR = 1.5  # a variant this many times slower forward is not tried backward
 FLOPS = {"forward": 4, "backward": 10}  # an allowed pair, channel and query head
 TOLERANCE = {"f32": 1e-4, "bf16": 3e-2}  # of values of the order of 1
@@ -141,7 +142,7 @@ def variants_of(row):
 def timed(call):
     """Seconds of the fastest call, and the first call's result."""
     fastest, total, first, calls = float("inf"), 0.0, None, 0
-    while calls == 0 or (total < SECONDS or calls == 1) and fastest < LONG:
+    while total < SECONDS or calls < CALLS and total < LONG:
         begin = time.perf_counter()
         result = call()
         took = time.perf_counter() - begin

@@ -268,7 +268,7 @@ static void test_same_bits(void **state)
     for (int64_t step = 0; step < support_steps(12); step++) {
         support_limit(60, "same bits, step %lld", (long long)step);
         rng r = rng_of(support_seed() + (uint64_t)step);
-        cover_shape shape = {6, 2, step % 2 ? 64 : 24, dtypes[step % DTYPES], 0.3f};
+        cover_shape shape = {6, step % 3 ? 2 : 3, step % 2 ? 64 : 24, dtypes[step % DTYPES], 0.3f};
         cover_case c = cover_random(&r, shape, 400);
         ra_cover cut = cover_cut_queries(&c, rng_int(&r, 1, 100));
         ra_backend *one = open_level(1, NULL);

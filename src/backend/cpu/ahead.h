@@ -8,7 +8,7 @@
 
 #include "backend/cpu/level.h"
 
-enum { RA_AHEAD_LISTS = 3, RA_CACHE_LINE = 64 };
+enum { RA_AHEAD_LISTS = 2, RA_CACHE_LINE = 64 };
 
 /* Lists of equally many rows. */
 typedef struct ra_ahead {
@@ -27,11 +27,12 @@ static inline ra_ahead ra_ahead_of(int64_t rows, int64_t times)
     return (ra_ahead){.rows = rows, .step = (rows + times - 1) / times};
 }
 
-static inline void ra_ahead_add(ra_ahead *ahead, const void *row, int64_t stride, int64_t bytes)
+static inline void ra_ahead_add(ra_ahead *ahead, ra_rows rows)
 {
-    ahead->list[ahead->lists].row = row;
-    ahead->list[ahead->lists].stride = stride;
-    ahead->list[ahead->lists++].bytes = bytes;
+    int64_t size = (int64_t)ra_dtype_bytes(rows.dtype);
+    ahead->list[ahead->lists].row = rows.data;
+    ahead->list[ahead->lists].stride = rows.stride * size;
+    ahead->list[ahead->lists++].bytes = rows.chan * size;
 }
 
 static inline void ra_ahead_step(ra_ahead *ahead)

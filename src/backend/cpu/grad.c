@@ -41,6 +41,7 @@ typedef struct grad_run {
     const ra_grad_job *job;
     const ra_operands *operands;
     int64_t group, kv_heads;   /* query heads of a kv head */
+    int64_t band;              /* kv heads whose key tiles take turns */
     int64_t chan, chan_padded; /* to nr */
     int64_t tile_row;          /* floats of a row of a tile of channels */
     int64_t columns_stride, q_stride, k_stride;
@@ -60,7 +61,7 @@ typedef struct key_tile {
     float *dk, *dv;
     float *score_rest, *dp_rest; /* both NULL but for f32 inputs */
     float *p_columns, *ds_columns, *ds_rows;
-    ra_ahead *ahead; /* rows of the next block */
+    ra_ahead *ahead; /* rows that the next products ask for */
 } key_tile;
 
 /* A block of queries of one head. */
@@ -112,16 +113,20 @@ static bool follows(const ra_tiling *keys, int64_t tile)
     return before->last > piece->first;
 }
 
+/* Items of a kv head follow one another, so that its queries stay in the shared cache. But as many
+ * kv heads as there are workers take turns, as two items of one head would pass dq to and fro. */
 static key_tile open_tile(const grad_run *run, int64_t item, int worker)
 {
     char *scratch = ra_cpu_scratch(run->cpu, worker);
-    int64_t tile = item % run->keys.tiles;
+    int64_t band_items = run->band * run->keys.tiles, head = item / band_items * run->band;
+    int64_t heads = ra_min_i64(run->band, run->kv_heads - head);
+    int64_t tile = item % band_items / heads;
     bool exact = run->job->q.dtype == RA_F32, narrow = run->operands->narrow != NULL;
     return (key_tile){
         .run = run,
         .at = ra_tiling_at(&run->keys, tile),
-        .kv_head = item / run->keys.tiles,
-        .before = follows(&run->keys, tile) ? &run->cpu->progress[item - 1] : NULL,
+        .kv_head = head + item % band_items % heads,
+        .before = follows(&run->keys, tile) ? &run->cpu->progress[item - heads] : NULL,
         .progress = &run->cpu->progress[item],
         .reach = (void *)(scratch + run->at.reach),
         .q = (void *)(scratch + run->at.q),
@@ -252,6 +257,17 @@ static void add_transposed(const key_tile *tile, const query_block *block, const
     multiply(tile, &product);
 }
 
+/* The rows of dq that the block adds to, unless another worker is still to write them. */
+static ra_ahead sums_ahead(const key_tile *tile, const query_block *b)
+{
+    const grad_run *run = tile->run;
+    ra_ahead ahead = ra_ahead_of(b->count, run->chan_padded / run->cpu->level->nr);
+    if (!tile->before || atomic_load_explicit(tile->before, memory_order_acquire) > b->number) {
+        ra_ahead_add(&ahead, ra_tile_rows(&run->job->dq, b->piece, b->head, b->pos, b->count));
+    }
+    return ahead;
+}
+
 /* dq += ds K, in this item's turn. Rows that attend nothing are left alone. */
 static void add_queries(const key_tile *tile, const query_block *block)
 {
@@ -272,6 +288,7 @@ static void add_queries(const key_tile *tile, const query_block *block)
         .live = block->seen,
         .k_first = block->column,
     };
+    *tile->ahead = sums_ahead(tile, block);
     multiply(tile, &product);
     if (tile->before) {
         ra_team_await(tile->before, block->number + 1);
@@ -315,16 +332,11 @@ static void grad_block(const key_tile *tile, query_block *block)
 }
 
 /* Has the products of one block ask for the rows of the next. */
-static ra_ahead look_ahead(const key_tile *tile, const query_block *next)
+static ra_ahead look_ahead(const grad_run *run, const query_block *b)
 {
-    const grad_run *run = tile->run;
-    const ra_tensor *tensors[] = {&run->job->q, &run->job->dout, &run->job->dq};
-    ra_ahead ahead = ra_ahead_of(next->count, 3 * run->chan_padded / run->cpu->level->nr);
-    for (int t = 0; t < 3; t++) {
-        ra_rows rows = ra_tile_rows(tensors[t], next->piece, next->head, next->pos, next->count);
-        int64_t size = (int64_t)ra_dtype_bytes(rows.dtype);
-        ra_ahead_add(&ahead, rows.data, rows.stride * size, rows.chan * size);
-    }
+    ra_ahead ahead = ra_ahead_of(b->count, 2 * run->chan_padded / run->cpu->level->nr);
+    ra_ahead_add(&ahead, ra_tile_rows(&run->job->q, b->piece, b->head, b->pos, b->count));
+    ra_ahead_add(&ahead, ra_tile_rows(&run->job->dout, b->piece, b->head, b->pos, b->count));
     return ahead;
 }
 
@@ -363,7 +375,7 @@ static void grad_piece(const key_tile *tile, int64_t piece)
             *tile->ahead = (ra_ahead){0};
             if (!last || i > begin) {
                 next = block_at(tile, piece, last ? i - 1 : i, last ? 0 : h + 1);
-                *tile->ahead = look_ahead(tile, &next);
+                *tile->ahead = look_ahead(run, &next);
             }
             atomic_store_explicit(tile->progress, block.number, memory_order_release);
             grad_block(tile, &block);
@@ -431,6 +443,7 @@ ra_status ra_cpu_grad(ra_cpu *cpu, const ra_grad_job *job)
         return RA_OK; /* no keys: nothing to add */
     }
     run.group = job->q.size[RA_HEAD] / run.kv_heads;
+    run.band = ra_min_i64(ra_team_size(cpu->team), run.kv_heads);
     run.chan_padded = ra_round_up(run.chan, level->nr);
     run.tile_row = run.chan_padded + RA_TILE_GAP;
     run.columns_stride = run.chan * level->nr + RA_TILE_GAP;
