@@ -189,6 +189,7 @@ static void weigh(const key_tile *tile, const query_block *block)
     const grad_run *run = tile->run;
     const ra_level *level = run->cpu->level;
     int64_t panel = block->column / level->nr, width = block->width;
+    int64_t padded = ra_round_up(width, level->mr); /* rows of dk and dv that blocks reach */
     ra_product scores = {
         .mode = RA_PRODUCT_SET,
         .m = ra_round_up(block->count, level->mr),
@@ -223,14 +224,14 @@ static void weigh(const key_tile *tile, const query_block *block)
             .delta = *ra_tile_value(&run->job->delta, block->piece, block->head, pos),
         };
         level->gradient(&row, width, block->keys[i].begin, block->keys[i].end);
-        for (int64_t c = width; c < ra_round_up(width, level->mr); c++) {
-            row.score[c] = row.dp[c] = 0; /* rows of dk and dv that a whole block reaches beyond */
+        for (int64_t c = width; c < padded; c++) {
+            row.score[c] = row.dp[c] = 0;
         }
     }
     if (run->operands->narrow) {
         const ra_operands *o = run->operands;
-        o->narrow_transposed(tile->score, SCORE_ROW, block->count, width, tile->p_columns);
-        o->narrow_transposed(tile->dp, SCORE_ROW, block->count, width, tile->ds_columns);
+        o->narrow_transposed(tile->score, SCORE_ROW, block->count, padded, tile->p_columns);
+        o->narrow_transposed(tile->dp, SCORE_ROW, block->count, padded, tile->ds_columns);
         o->narrow(tile->dp, SCORE_ROW, scores.m, width, tile->ds_rows);
     }
 }

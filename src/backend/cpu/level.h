@@ -79,8 +79,9 @@ typedef struct ra_operands {
     void (*pack)(const ra_rows *rows, float *panels, int64_t stride);
     /* B = rows transposed: k = chan, n = count. */
     void (*pack_transposed)(const ra_rows *rows, float *panels, int64_t stride);
-    /* An f32 tile [m, n] as A, k being n; or, transposed, as A^T: l of A^T[i, l] is a row of the
-     * tile. n is a multiple of nr; `row` is the stride of both. NULL: an f32 tile is A as it is. */
+    /* An f32 tile [m, n] as A, k being n, a multiple of nr; or, transposed, as A^T: l of A^T[i, l]
+     * is a row of the tile, whole vectors of columns are read and written. `row` is the stride of
+     * both. NULL: an f32 tile is A as it is. */
     void (*narrow)(const float *tile, int64_t row, int64_t m, int64_t n, float *out);
     void (*narrow_transposed)(const float *tile, int64_t row, int64_t m, int64_t n, float *out);
     void (*product)(const ra_product *product);

@@ -4,7 +4,7 @@
 
 #include <immintrin.h>
 
-enum { LANES = 16, VECTORS = 2, BLOCK_ROWS = 8 };
+enum { LANES = 16, VECTORS = 4, BLOCK_ROWS = 6 };
 #define ZIP_LOW(a, b)                                                                              \
     __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
 #define ZIP_HIGH(a, b)                                                                             \

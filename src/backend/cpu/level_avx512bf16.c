@@ -8,7 +8,7 @@
 
 #include <immintrin.h>
 
-enum { LANES = 16, VECTORS = 2, BLOCK_ROWS = 8 };
+enum { LANES = 16, VECTORS = 4, BLOCK_ROWS = 6 };
 #define ZIP_LOW(a, b)                                                                              \
     __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
 #define ZIP_HIGH(a, b)                                                                             \
@@ -17,7 +17,7 @@ enum { LANES = 16, VECTORS = 2, BLOCK_ROWS = 8 };
 #define SMALLER(a, b) _mm512_min_ps(a, b)
 #include "backend/cpu/kernels.inc"
 
-enum { PAIR = 2 };
+enum { PAIR = 2, HALVES = LANES * PAIR /* bf16 of a vector */ };
 
 static void load_pairs(const ra_rows *rows, int64_t row_end, float *tile, int64_t tile_row)
 {
@@ -30,11 +30,11 @@ static void load_pairs(const ra_rows *rows, int64_t row_end, float *tile, int64_
     }
 }
 
-/* 32 channels of a row from `at` on; those past its end are zero and not read. */
-INLINE __m512i load_half_panel(const ra_rows *rows, int64_t row, int64_t at)
+/* A vector of channels of a row from `at` on; those past its end are zero and not read. */
+INLINE __m512i load_halves(const ra_rows *rows, int64_t row, int64_t at)
 {
     int64_t live = rows->chan - at;
-    __mmask32 mask = live >= PANEL ? ~0u : (1u << live) - 1;
+    __mmask32 mask = live >= HALVES ? ~0u : live > 0 ? (1u << live) - 1 : 0;
     return _mm512_maskz_loadu_epi16(mask, row_at(rows, row, RA_BF16) + at * PAIR);
 }
 
@@ -48,11 +48,13 @@ static void pack_pairs(const ra_rows *rows, float *panels, int64_t stride)
     __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(LANES));
     for (int64_t i = 0; i < rows->count; i += PAIR) {
         float *to = panels + i / PAIR * PANEL;
-        for (int64_t at = 0; at < rows->chan; at += PANEL, to += stride) {
-            __m512i a = load_half_panel(rows, i, at);
-            __m512i b = i + 1 < rows->count ? load_half_panel(rows, i + 1, at) : zero;
-            _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, low, b));
-            _mm512_storeu_si512(to + LANES, _mm512_permutex2var_epi16(a, high, b));
+        for (int64_t panel = 0; panel < rows->chan; panel += PANEL, to += stride) {
+            for (int at = 0; at < PANEL; at += HALVES) {
+                __m512i a = load_halves(rows, i, panel + at);
+                __m512i b = i + 1 < rows->count ? load_halves(rows, i + 1, panel + at) : zero;
+                _mm512_storeu_si512(to + at, _mm512_permutex2var_epi16(a, low, b));
+                _mm512_storeu_si512(to + at + LANES, _mm512_permutex2var_epi16(a, high, b));
+            }
         }
     }
 }
@@ -82,7 +84,7 @@ static void pack_pairs_transposed(const ra_rows *rows, float *panels, int64_t st
 static void narrow(const float *tile, int64_t row, int64_t m, int64_t n, float *out)
 {
     for (int64_t i = 0; i < m; i++) {
-        for (int64_t at = 0; at < n; at += PANEL) {
+        for (int64_t at = 0; at < n; at += HALVES) {
             const float *from = tile + i * row + at;
             __m512bh pairs =
                 _mm512_cvtne2ps_pbh((__m512)load_vec(from + LANES), (__m512)load_vec(from));
