@@ -18,6 +18,7 @@ set(RA_LIBRARY_SOURCES
     src/plan/cover.c
     src/plan/desc.c
     src/plan/need.c
+    src/plan/passes.c
     src/plan/pieces.c
     src/plan/runs.c
     src/plan/schedule.c

@@ -342,6 +342,22 @@ static void random_row(rng *r, cover_case *c, int64_t row, int64_t seq, int64_t 
     c->tokens->block_first[row + 1] = c->tokens->block_count;
 }
 
+/* Parts of some own key pieces. */
+static void add_later(rng *r, cover_case *c)
+{
+    int percent = (int)rng_int(r, 0, 60);
+    for (int64_t i = 0; i < c->cover.k_count; i++) {
+        ra_piece part = c->cover.k[i];
+        if (part.source == RA_SOURCE_OWN && rng_chance(r, percent)) {
+            int64_t from = rng_chance(r, 50) ? 0 : rng_int(r, 0, part.count - 1);
+            part.pos += from;
+            part.index += from;
+            part.count = rng_int(r, 1, part.count - from);
+            assert_int_equal(ra_piece_set_add(&c->later, &part, 1), RA_OK);
+        }
+    }
+}
+
 cover_case cover_random(rng *r, cover_shape shape, int64_t seq_max)
 {
     cover_case c = {0};
@@ -359,6 +375,7 @@ cover_case cover_random(rng *r, cover_shape shape, int64_t seq_max)
         random_row(r, &c, row, seq, shift, &chunk);
     }
     finish(r, &c, shape, rows, seq + 3, chunk);
+    add_later(r, &c);
     return c;
 }
 
@@ -383,6 +400,7 @@ void cover_case_free(cover_case *c)
     ra_tokens_free(c->tokens);
     ra_free(c->tokens);
     ra_cover_free(&c->cover);
+    ra_piece_set_free(&c->later);
     void *owned[] = {c->q_token,   c->k_token,   c->q.data,    c->dout.data, c->k[0].data,
                      c->k[1].data, c->v[0].data, c->v[1].data, c->lse.data,  c->delta.data,
                      c->out,       c->lse_want,  c->dq,        c->dk,        c->dv};
@@ -408,6 +426,24 @@ ra_cover cover_part(const cover_case *c, const uint8_t *keep, bool fresh, bool f
     }
     ra_cover_link(&part);
     return part;
+}
+
+void cover_passes(const cover_case *c, const uint8_t *keep, int parts, ra_cover *out)
+{
+    enum { PARTS_MAX = 8 };
+    ra_cover *covers[PARTS_MAX];
+    uint8_t *all = NULL;
+    assert_in_range(parts, 1, PARTS_MAX);
+    NEW(&all, c->cover.k_count);
+    for (int64_t i = 0; i < c->cover.k_count; i++) {
+        all[i] = 1;
+    }
+    for (int part = 0; part < parts; part++) {
+        out[part] = cover_part(c, keep ? keep + part * c->cover.k_count : all, false, false);
+        covers[part] = &out[part];
+    }
+    assert_int_equal(ra_passes_mark(covers, parts, &c->later), RA_OK);
+    ra_free(all);
 }
 
 ra_cover cover_cut_queries(const cover_case *c, int64_t count)

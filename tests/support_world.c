@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attn/ctx.h"
 #include "tensor/tensor.h"
 
 enum { POISON = 0xff }; /* every dtype reads NaN */
@@ -233,6 +234,16 @@ void rank_desc_free(ra_step_desc *desc)
     memset(desc, 0, sizeof *desc);
 }
 
+/* Scratch memory is not zeroed between calls, so none may rely on what it holds. */
+static void spoil_scratch(const ra_ctx *ctx)
+{
+    ra_tensor scratch = ra_tensor_bhsd(ctx->scratch, RA_F32, 1, 1, 1,
+                                       (int64_t)(ctx->scratch_bytes / sizeof(float)));
+    if (ctx->scratch) {
+        ctx->backend->ops->fill(ctx->backend->self, &scratch, NAN);
+    }
+}
+
 static bool rank_attend(ra_ctx *ctx, ra_comm *comm, const ra_plan *plan, rank_data *data,
                         const world_options *o, answer *a, rank_report *report)
 {
@@ -240,11 +251,13 @@ static bool rank_attend(ra_ctx *ctx, ra_comm *comm, const ra_plan *plan, rank_da
     ra_forward_io forward = rank_data_forward(data);
     ra_backward_io gradient = rank_data_backward(data);
     uint64_t before = ra_comm_bytes_sent(comm);
+    spoil_scratch(ctx);
     if (!report_keep(report, ra_attn_forward(ctx, plan, &forward, (ra_stream){NULL}), "forward")) {
         return false;
     }
     report->forward_bytes = ra_comm_bytes_sent(comm) - before;
     before = ra_comm_bytes_sent(comm);
+    spoil_scratch(ctx);
     if (backward && !report_keep(report, ra_attn_backward(ctx, plan, &gradient, (ra_stream){NULL}),
                                  "backward")) {
         return false;

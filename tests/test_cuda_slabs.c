@@ -10,6 +10,7 @@
 
 typedef struct plan {
     const cover_case *c;
+    const ra_cover *cover;
     ra_work work;
     ra_slab_layout layout;
     ra_slabs slabs;
@@ -18,7 +19,7 @@ typedef struct plan {
 
 static plan plan_new(const cover_case *c, const ra_cover *cover, ra_slab_layout layout)
 {
-    plan p = {.c = c, .layout = layout};
+    plan p = {.c = c, .cover = cover, .layout = layout};
     assert_int_equal(ra_work_build(cover, 64, 0, &p.work), RA_OK);
     if (ra_slabs_build(cover, &p.work, &layout, &p.slabs)) {
         fail_msg("%s: %s", support_case(), ra_last_error());
@@ -210,49 +211,66 @@ static void check_slab(const plan *p, const ra_slab *slab)
     ra_free(t.tile);
 }
 
-/* The first slab that adds to a part is marked, and the last. state: 0, then 1 while more will
- * come, 2 behind the last. The result is the part's rows if they were not counted before. */
-static int64_t check_when(int32_t when, int64_t rows, uint8_t *state)
+/* What the piece of these rows says. */
+static int32_t marks_of(const ra_piece *piece, int64_t count, int source, int64_t row,
+                        int64_t index)
 {
-    int64_t counted = *state ? 0 : rows;
-    assert_true(*state < 2);
-    assert_int_equal((when & RA_SLAB_FRESH) != 0, *state == 0);
-    *state = when & RA_SLAB_FINAL ? 2 : 1;
-    return counted;
-}
-
-static void check_marks(const plan *p)
-{
-    const ra_slabs *slabs = &p->slabs;
-    uint8_t *strip = NULL, *tile = NULL;
-    int64_t queries = 0, keys = 0;
-    assert_int_equal(RA_NEW(&strip, slabs->strip_count + 1), RA_OK);
-    assert_int_equal(RA_NEW(&tile, slabs->tile_count + 1), RA_OK);
-    for (int64_t i = 0; i < slabs->output_count; i++) {
-        const ra_slab_output *output = &slabs->output[i];
-        for (int cta = 0; cta < (output->keys ? 2 : 1); cta++) {
-            int32_t part = output->part[cta], when = output->when[cta];
-            if (output->keys && part >= 0) {
-                keys += check_when(when, slabs->tile[part].count, &tile[part]);
-            } else if (!output->keys) {
-                queries += check_when(when, slabs->strip[part].count, &strip[part]);
-                assert_int_equal(output->when[1], when);
-            }
+    for (int64_t i = 0; i < count; i++) {
+        if (piece[i].source == source && piece[i].tensor_row == row && piece[i].index <= index &&
+            index < piece[i].index + piece[i].count) {
+            return (piece[i].fresh ? RA_SLAB_FRESH : 0) | (piece[i].final ? RA_SLAB_FINAL : 0);
         }
     }
-    for (int64_t i = 0; i < slabs->strip_count; i++) {
-        assert_int_equal(strip[i], 2);
-    }
-    for (int64_t i = 0; i < slabs->tile_count; i++) {
-        assert_int_not_equal(tile[i], 1);
-    }
-    assert_int_equal(slabs->queries, queries);
-    assert_int_equal(slabs->keys, keys);
-    ra_free(strip);
-    ra_free(tile);
+    fail_msg("%s: row %lld, index %lld is in no piece", support_case(), (long long)row,
+             (long long)index);
+    return 0;
 }
 
-static void check_plan(const plan *p)
+static int32_t marks_of_part(const plan *p, bool keys, int32_t part)
+{
+    if (keys) {
+        const ra_slab_tile *tile = &p->slabs.tile[part];
+        return marks_of(p->cover->k, p->cover->k_count, tile->source, tile->row, tile->index);
+    }
+    const ra_slab_strip *strip = &p->slabs.strip[part];
+    return marks_of(p->cover->q, p->cover->q_count, RA_SOURCE_OWN, strip->row, strip->index);
+}
+
+/* The first slab that adds to a part of a fresh piece is marked, and the last to one of a final
+ * piece. Every part has a slab if every row has a partner. */
+static void check_marks(const plan *p, bool trimmed)
+{
+    const ra_slabs *slabs = &p->slabs;
+    for (int keys = 0; keys < 2; keys++) {
+        int64_t parts = keys ? slabs->tile_count : slabs->strip_count;
+        const int32_t **last = NULL; /* marks of the last slab so far */
+        assert_int_equal(RA_NEW(&last, parts + 1), RA_OK);
+        for (int64_t i = 0; i < slabs->output_count; i++) {
+            const ra_slab_output *output = &slabs->output[i];
+            for (int cta = 0; output->keys == keys && cta < (keys ? 2 : 1); cta++) {
+                int32_t part = output->part[cta];
+                if (part < 0) {
+                    continue;
+                }
+                int32_t fresh = last[part] ? 0 : marks_of_part(p, keys, part) & RA_SLAB_FRESH;
+                assert_int_equal(output->when[cta] & RA_SLAB_FRESH, fresh);
+                assert_true(!last[part] || !(*last[part] & RA_SLAB_FINAL));
+                last[part] = &output->when[cta];
+            }
+            assert_true(keys || output->keys || output->when[0] == output->when[1]);
+        }
+        for (int64_t part = 0; part < parts; part++) {
+            assert_true(last[part] || (keys && !trimmed));
+            if (last[part]) {
+                assert_int_equal(*last[part] & RA_SLAB_FINAL,
+                                 marks_of_part(p, keys, (int32_t)part) & RA_SLAB_FINAL);
+            }
+        }
+        ra_free(last);
+    }
+}
+
+static void check_plan(const plan *p, bool trimmed)
 {
     int64_t blocks = 0;
     check_pairs(p);
@@ -262,7 +280,7 @@ static void check_plan(const plan *p)
         blocks += p->slabs.slab[i].block_count;
     }
     assert_int_equal(blocks, p->slabs.block_count);
-    check_marks(p);
+    check_marks(p, trimmed);
 }
 
 /* ---- cases */
@@ -291,8 +309,14 @@ static void test_random(void **state)
         cover_shape shape = {1, 1, 8, RA_F32, 1.0f};
         cover_case c = cover_random(&r, shape, rng_int(&r, 1, 900));
         plan p = plan_new(&c, &c.cover, random_layout(&r));
-        check_plan(&p);
+        check_plan(&p, false);
         plan_free(&p);
+        ra_cover whole;
+        cover_passes(&c, NULL, 1, &whole);
+        p = plan_new(&c, &whole, random_layout(&r));
+        check_plan(&p, true);
+        plan_free(&p);
+        ra_cover_free(&whole);
         cover_case_free(&c);
     }
 }
@@ -311,7 +335,7 @@ static void test_masks(void **state)
         cover_case c =
             cover_pair(&r, shape, masks[i % 4], rng_int(&r, 1, 1500), rng_int(&r, 1, 1500));
         plan p = plan_new(&c, &c.cover, random_layout(&r));
-        check_plan(&p);
+        check_plan(&p, false);
         plan_free(&p);
         cover_case_free(&c);
     }

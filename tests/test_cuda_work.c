@@ -155,7 +155,8 @@ static void check_key_items(const cover_case *c, const ra_work *w, pairs *p)
 {
     for (int64_t i = 0; i < w->key_item_count; i++) {
         const ra_work_item *item = &w->key_item[i];
-        int64_t queries = 0, k0 = find(c->k_token, c->k_total, item->flags, item->row, item->index);
+        int source = item->flags & RA_WORK_CHUNK ? RA_SOURCE_CHUNK : RA_SOURCE_OWN;
+        int64_t queries = 0, k0 = find(c->k_token, c->k_total, source, item->row, item->index);
         assert_in_range(item->count, 1, w->k_tile);
         assert_true(item->run_count > 0);
         assert_int_equal(c->k_token[k0].token.pos, item->reach);

@@ -236,30 +236,101 @@ static void check_hop(case_plan *c, int rank, const ra_schedule *s, const ra_hop
     }
 }
 
-/* A query's state is started in the first hop that has it and finished in the last. */
+/* Rows of one batch row and document that some piece of a hop is a partner of: a row without one
+ * would keep what its memory held. */
+static void check_partners(const case_plan *c, const ra_cover *cover, bool keys)
+{
+    const ra_piece *piece = keys ? cover->k : cover->q, *other = keys ? cover->q : cover->k;
+    for (int64_t i = 0; i < (keys ? cover->k_count : cover->q_count); i++) {
+        for (int64_t pos = piece[i].pos; pos < piece[i].pos + piece[i].count; pos++) {
+            bool sees = false;
+            for (int64_t j = piece[i].first; j < piece[i].last && !sees; j++) {
+                for (int64_t at = other[j].pos; at < other[j].pos + other[j].count && !sees; at++) {
+                    sees = allows(c, piece[i].row, keys ? at : pos, keys ? pos : at);
+                }
+            }
+            EXPECT(sees);
+        }
+    }
+}
+
+enum life { UNSEEN, OPEN, CLOSED };
+
+/* A row's state is started in the first hop that has it and finished in the last. */
+static void live(const case_plan *c, const ra_piece *piece, uint8_t *state)
+{
+    for (int64_t j = 0; j < piece->count; j++) {
+        uint8_t *at = &state[piece->row * c->p.seq + piece->pos + j];
+        EXPECT(*at == (piece->fresh ? UNSEEN : OPEN));
+        *at = piece->final ? CLOSED : OPEN;
+    }
+}
+
+/* Own rows that messages bring gradients back to, by position and as listed by memory. */
+static void check_returned(const case_plan *c, int rank, const uint8_t *key_state)
+{
+    const ra_schedule *s = &c->schedule[rank];
+    uint8_t sent[ROWS_MAX * SEQ_MAX] = {0}, listed[ROWS_MAX * SEQ_MAX] = {0};
+    int64_t rows = 0, named = 0;
+    for (int l = 0; l < s->leg_count; l++) {
+        const ra_message *send = &s->leg[l].send;
+        for (int64_t i = 0; i < send->range_count; i++) {
+            const ra_key_rows *range = &send->range[i];
+            for (int64_t j = 0; j < range->count; j++) {
+                sent[range->row * c->p.seq + range->pos + j] = 1;
+                listed[range->row * c->p.seq + range->index + j] = 1;
+            }
+        }
+    }
+    for (int64_t i = 0; i < s->returned_count; i++) {
+        const ra_local_rows *r = &s->returned[i];
+        for (int64_t j = 0; j < r->count; j++) {
+            EXPECT(listed[r->row * c->p.seq + r->index + j] == 1);
+            listed[r->row * c->p.seq + r->index + j] = 2;
+            named++;
+        }
+    }
+    for (int64_t i = 0; i < c->p.rows * c->p.seq; i++) {
+        bool mine = c->owner[i % c->p.seq] == rank && c->token[i].doc > 0;
+        EXPECT(key_state[i] == (!mine ? UNSEEN : sent[i] ? OPEN : CLOSED));
+        EXPECT(listed[i] != 1);
+        rows += sent[i];
+    }
+    EXPECT(rows == named);
+}
+
 static void check_life(const case_plan *c, int rank)
 {
     const ra_schedule *s = &c->schedule[rank];
-    enum { UNSEEN, OPEN, CLOSED };
-    uint8_t state[ROWS_MAX * SEQ_MAX] = {UNSEEN};
+    uint8_t state[ROWS_MAX * SEQ_MAX] = {UNSEEN}, key_state[ROWS_MAX * SEQ_MAX] = {UNSEEN};
     bool resumes = false;
     for (int h = 0; h < s->hop_count; h++) {
         const ra_cover *cover = &s->hop[h].cover;
+        int64_t chunk_rows = 0;
+        check_partners(c, cover, false);
+        check_partners(c, cover, true);
         for (int64_t i = 0; i < cover->q_count; i++) {
             const ra_piece *q = &cover->q[i];
             resumes = resumes || !q->fresh || !q->final;
-            for (int64_t j = 0; j < q->count; j++) {
-                uint8_t *at = &state[q->row * c->p.seq + q->pos + j];
-                EXPECT(*at == (q->fresh ? UNSEEN : OPEN));
-                *at = q->final ? CLOSED : OPEN;
+            live(c, q, state);
+        }
+        for (int64_t i = 0; i < cover->k_count; i++) {
+            const ra_piece *k = &cover->k[i];
+            if (k->source == RA_SOURCE_OWN) {
+                live(c, k, key_state);
+            } else {
+                EXPECT(k->fresh && !k->final);
+                chunk_rows += k->count;
             }
         }
+        EXPECT(chunk_rows == s->hop[h].chunk_rows);
     }
     EXPECT(s->resumes == resumes);
     for (int64_t i = 0; i < c->p.rows * c->p.seq; i++) {
         bool mine = c->owner[i % c->p.seq] == rank && c->token[i].doc > 0;
         EXPECT(state[i] == (mine ? CLOSED : UNSEEN));
     }
+    check_returned(c, rank, key_state);
 }
 
 /* c, d: what arrives is what is needed, once. */
@@ -319,7 +390,7 @@ static void check_sends(const case_plan *c, int rank)
 
 static void check_idle(const case_plan *c, int rank)
 {
-    ra_idle_rows *idle = NULL;
+    ra_local_rows *idle = NULL;
     int64_t count = 0;
     uint8_t listed[ROWS_MAX * SEQ_MAX] = {0};
     int64_t length = c->l.length[rank];

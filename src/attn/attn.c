@@ -24,15 +24,20 @@ static ra_status end_compute(const ra_ctx *ctx, int64_t begin, const char *name,
     return RA_OK;
 }
 
+static ra_tensor rows_of(const ra_tensor *t, const ra_local_rows *rows)
+{
+    ra_tensor view = ra_tensor_slice_seq(t, rows->index, rows->count);
+    view.data = ra_tensor_at(&view, rows->row, 0, 0);
+    view.size[RA_ROW] = 1;
+    return view;
+}
+
 /* Padding attends nothing: these rows are in no hop. */
 static ra_status fill_idle(const ra_plan *plan, const ra_tensor *t, float value)
 {
     const ra_backend *backend = plan->step->ctx->backend;
     for (int64_t i = 0; i < plan->step->idle_count; i++) {
-        const ra_idle_rows *idle = &plan->step->idle[i];
-        ra_tensor rows = ra_tensor_slice_seq(t, idle->index, idle->count);
-        rows.data = ra_tensor_at(&rows, idle->row, 0, 0);
-        rows.size[RA_ROW] = 1;
+        ra_tensor rows = rows_of(t, &plan->step->idle[i]);
         RA_TRY(backend->ops->fill(backend->self, &rows, value));
     }
     return RA_OK;
@@ -99,40 +104,19 @@ static ra_status run_forward(ra_ctx *ctx, const ra_plan *plan, const ra_forward_
     return RA_OK;
 }
 
-/* Is hop 0 all of the backward? Then there is no leg, on any rank, so nothing arrives to be added.
- */
-static bool is_whole(const ra_plan *plan)
+/* What other ranks gave arrives behind the last hop, so these rows are rounded then. */
+static ra_status round_returned(const ra_plan *plan, const ra_backward_io *io,
+                                const ra_backward_scratch *s)
 {
-    return plan->schedule.hop_count == 1 && plan->schedule.hop[0].cover.q_count > 0;
-}
-
-/* Zero sums, and delta = rowsum(out * dout). */
-static ra_status open_sums(const ra_backend *backend, const ra_backward_io *io,
-                           const ra_backward_scratch *s, bool whole)
-{
-    if (whole) {
-        return backend->ops->row_dot(backend->self, &io->out, &io->dout, &s->delta);
+    const ra_backend *backend = plan->step->ctx->backend;
+    for (int64_t i = 0; i < plan->schedule.returned_count; i++) {
+        const ra_local_rows *rows = &plan->schedule.returned[i];
+        ra_tensor dk = rows_of(&io->dk, rows), dk_sum = rows_of(&s->dk, rows);
+        ra_tensor dv = rows_of(&io->dv, rows), dv_sum = rows_of(&s->dv, rows);
+        RA_TRY(backend->ops->cast(backend->self, &dk, &dk_sum));
+        RA_TRY(backend->ops->cast(backend->self, &dv, &dv_sum));
     }
-    RA_TRY(backend->ops->fill(backend->self, &s->dq, 0.0f));
-    RA_TRY(backend->ops->fill(backend->self, &s->dk, 0.0f));
-    RA_TRY(backend->ops->fill(backend->self, &s->dv, 0.0f));
-    return backend->ops->row_dot(backend->self, &io->out, &io->dout, &s->delta);
-}
-
-static ra_status close_sums(const ra_backend *backend, const ra_backward_io *io,
-                            const ra_backward_scratch *s)
-{
-    RA_TRY(backend->ops->cast(backend->self, &io->dq, &s->dq));
-    RA_TRY(backend->ops->cast(backend->self, &io->dk, &s->dk));
-    return backend->ops->cast(backend->self, &io->dv, &s->dv);
-}
-
-static ra_status run_grad(const ra_backend *backend, const ra_grad_job *job,
-                          const ra_backward_io *io, bool whole)
-{
-    const ra_grad_results to = {io->dq, io->dk, io->dv};
-    return whole ? backend->ops->grad_whole(backend->self, job, &to)
-                 : backend->ops->grad(backend->self, job);
+    return RA_OK;
 }
 
 static ra_status walk_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backward_io *io,
@@ -154,6 +138,7 @@ static ra_status walk_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backwa
             .dq = s->dq,
             .dk = {[RA_SOURCE_OWN] = s->dk},
             .dv = {[RA_SOURCE_OWN] = s->dv},
+            .to = {io->dq, io->dk, io->dv},
         };
         if (h > 0) {
             RA_TRY(ra_collect_next(&call->collect, h, &job.k[RA_SOURCE_CHUNK],
@@ -163,7 +148,7 @@ static ra_status walk_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backwa
         }
         if (job.cover->q_count > 0) {
             int64_t begin = ra_trace_begin(ctx->options.trace);
-            RA_TRY(run_grad(backend, &job, io, is_whole(plan)));
+            RA_TRY(backend->ops->grad(backend->self, &job));
             RA_TRY(end_compute(ctx, begin, "backward", h));
         }
         if (h > 0) {
@@ -196,14 +181,14 @@ static ra_status run_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backwar
         .landing_rows = s.landing_rows,
     };
     int64_t begin = ra_trace_begin(ctx->options.trace);
-    RA_TRY(open_sums(backend, io, &s, is_whole(plan)));
-    RA_TRY(end_compute(ctx, begin, "delta, empty sums", 0));
+    RA_TRY(fill_idle(plan, &io->dq, 0.0f));
+    RA_TRY(fill_idle(plan, &io->dk, 0.0f));
+    RA_TRY(fill_idle(plan, &io->dv, 0.0f));
+    RA_TRY(backend->ops->row_dot(backend->self, &io->out, &io->dout, &s.delta));
+    RA_TRY(end_compute(ctx, begin, "delta", 0));
     RA_TRY(walk_backward(ctx, plan, io, &s, call));
-    if (is_whole(plan)) {
-        return RA_OK;
-    }
     begin = ra_trace_begin(ctx->options.trace);
-    RA_TRY(close_sums(backend, io, &s));
+    RA_TRY(round_returned(plan, io, &s));
     return end_compute(ctx, begin, "sums to gradients", plan->schedule.hop_count - 1);
 }
 

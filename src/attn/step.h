@@ -25,7 +25,7 @@ struct ra_step {
     ra_tokens tokens;
     ra_pieces pieces; /* of all ranks */
     int64_t idle_count;
-    ra_idle_rows *idle; /* this rank's padding: rows that attend nothing */
+    ra_local_rows *idle; /* this rank's padding: rows that attend nothing */
     ra_plan plan[RA_LAYERS_MAX];
 };
 

@@ -2,6 +2,7 @@
  * every segment is a row of its own, and lets the backend compute it. Must not know rings. */
 #include "base/alloc.h"
 #include "backend/backend.h"
+#include "plan/passes.h"
 #include "rule/layer.h"
 #include "tensor/check.h"
 
@@ -147,7 +148,7 @@ ra_status ra_varlen_forward(ra_backend *backend, const ra_layer *layer, const ra
     return status;
 }
 
-/* The f32 sums of the backward: carved from one piece of the backend's memory. */
+/* The f32 sums of the backward and delta: carved from one piece of the backend's memory. */
 typedef struct scratch {
     float *memory;
     ra_tensor dq, dk, dv, delta;
@@ -172,40 +173,47 @@ static int64_t scratch_carve(const ra_layer *layer, int64_t tq, int64_t tk, scra
     return used;
 }
 
-static ra_status grad_run(ra_backend *backend, const ra_layer *layer, const ra_cover *cover,
+/* Rows that see nothing, or that nobody sees, are in no piece: their gradient is zero. */
+static ra_status fill_others(const ra_backend *backend, const ra_tensor *t, const ra_piece *pieces,
+                             int64_t count)
+{
+    int64_t at = 0;
+    for (int64_t i = 0; i <= count; i++) { /* indices ascend as segments do */
+        int64_t end = i < count ? pieces[i].index : t->size[RA_SEQ];
+        ra_tensor rows = ra_tensor_slice_seq(t, at, end - at);
+        if (ra_tensor_count(&rows) > 0) {
+            RA_TRY(backend->ops->fill(backend->self, &rows, 0.0f));
+        }
+        at = i < count ? end + pieces[i].count : end;
+    }
+    return RA_OK;
+}
+
+static ra_status grad_run(const ra_backend *backend, const ra_layer *layer, const ra_cover *cover,
                           const ra_backward_io *io, const scratch *s)
 {
     const ra_backend_ops *ops = backend->ops;
-    if (cover->q_count > 0 && cover->k_count > 0) {
-        ra_grad_job job = {
-            .cover = cover,
-            .scale = layer->scale,
-            .q = io->q,
-            .dout = io->dout,
-            .k = {[RA_SOURCE_OWN] = io->k},
-            .v = {[RA_SOURCE_OWN] = io->v},
-            .lse = io->lse,
-            .delta = s->delta,
-            .dq = s->dq,
-            .dk = {[RA_SOURCE_OWN] = s->dk},
-            .dv = {[RA_SOURCE_OWN] = s->dv},
-        };
-        void *prepared = NULL;
-        RA_TRY(ops->row_dot(backend->self, &io->dout, &io->out, &s->delta));
-        RA_TRY(ops->prepare(backend->self, cover, layer, &prepared));
-        job.prepared = prepared;
-        ra_status status = ops->grad(backend->self, &job);
-        ops->discard(backend->self, prepared);
-        RA_TRY(status);
-    }
-    if (ra_tensor_count(&s->dq) > 0) {
-        RA_TRY(ops->cast(backend->self, &io->dq, &s->dq));
-    }
-    if (ra_tensor_count(&s->dk) > 0) {
-        RA_TRY(ops->cast(backend->self, &io->dk, &s->dk));
-        RA_TRY(ops->cast(backend->self, &io->dv, &s->dv));
-    }
-    return RA_OK;
+    ra_grad_job job = {
+        .cover = cover,
+        .scale = layer->scale,
+        .q = io->q,
+        .dout = io->dout,
+        .k = {[RA_SOURCE_OWN] = io->k},
+        .v = {[RA_SOURCE_OWN] = io->v},
+        .lse = io->lse,
+        .delta = s->delta,
+        .dq = s->dq,
+        .dk = {[RA_SOURCE_OWN] = s->dk},
+        .dv = {[RA_SOURCE_OWN] = s->dv},
+        .to = {io->dq, io->dk, io->dv},
+    };
+    void *prepared = NULL;
+    RA_TRY(ops->row_dot(backend->self, &io->dout, &io->out, &s->delta));
+    RA_TRY(ops->prepare(backend->self, cover, layer, &prepared));
+    job.prepared = prepared;
+    ra_status status = ops->grad(backend->self, &job);
+    ops->discard(backend->self, prepared);
+    return status;
 }
 
 static ra_status backward_check(const ra_backend *backend, const ra_layer *layer, int64_t tq,
@@ -251,7 +259,13 @@ ra_status ra_varlen_backward(ra_backend *backend, const ra_layer *layer, const r
     if (status) {
         goto done;
     }
-    status = grad_run(backend, layer, &cover, io, &s);
+    status = ra_cover_trim(&cover);
+    if (!status && cover.q_count > 0) {
+        status = grad_run(backend, layer, &cover, io, &s);
+    }
+    status = status ? status : fill_others(backend, &io->dq, cover.q, cover.q_count);
+    status = status ? status : fill_others(backend, &io->dk, cover.k, cover.k_count);
+    status = status ? status : fill_others(backend, &io->dv, cover.k, cover.k_count);
 done:
     if (memory) {
         backend->ops->free(backend->self, memory);

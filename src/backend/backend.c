@@ -46,16 +46,3 @@ ra_status ra_backend_check_nothing(void *self, const ra_tensor *t, const char *n
     (void)name;
     return RA_OK;
 }
-
-ra_status ra_backend_grad_by_sums(const ra_backend_ops *ops, void *self, const ra_grad_job *job,
-                                  const ra_grad_results *to)
-{
-    const ra_tensor *dk = &job->dk[RA_SOURCE_OWN], *dv = &job->dv[RA_SOURCE_OWN];
-    RA_TRY(ops->fill(self, &job->dq, 0.0f));
-    RA_TRY(ops->fill(self, dk, 0.0f));
-    RA_TRY(ops->fill(self, dv, 0.0f));
-    RA_TRY(ops->grad(self, job));
-    RA_TRY(ops->cast(self, &to->dq, &job->dq));
-    RA_TRY(ops->cast(self, &to->dk, dk));
-    return ops->cast(self, &to->dv, dv);
-}

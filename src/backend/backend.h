@@ -37,9 +37,17 @@ typedef struct ra_fold_job {
     ra_tensor out; /* [B, Hq, S, D] dtype of q */
 } ra_fold_job;
 
-/* Backward over one cover: adds to dq, dk, dv with p = exp(scale s - lse), ds = p (dout.v - delta)
- * scale. lse and delta are those of the whole row, over all hops. Sources without key pieces have
- * data NULL everywhere. */
+/* Gradients in the dtype of q: [B, Hq, S, D], and of this rank's own keys [B, Hkv, S, D]. */
+typedef struct ra_grad_results {
+    ra_tensor dq, dk, dv;
+} ra_grad_results;
+
+/* Backward over one cover, with p = exp(scale s - lse), ds = p (dout.v - delta) scale. lse and
+ * delta are those of the whole row, over all hops. For every piece, of queries and of keys: start
+ * from the f32 sums, or from nothing if it is fresh; add what the partners give; store the result,
+ * rounded once, if it is final, else the sums. Sums hold anything in fresh rows, and afterwards in
+ * final ones. Every row has a partner (ra_cover_trim), so all are written; rows of no piece are not
+ * touched. Sources without key pieces have data NULL everywhere. */
 typedef struct ra_grad_job {
     const ra_cover *cover;
     const void *prepared;
@@ -48,16 +56,11 @@ typedef struct ra_grad_job {
     ra_tensor k[RA_SOURCE_COUNT]; /* [*, Hkv, *, D] dtype */
     ra_tensor v[RA_SOURCE_COUNT];
     ra_tensor lse, delta;          /* [B, Hq, S, 1] f32 */
-    ra_tensor dq;                  /* [B, Hq, S, D] f32, added to */
-    ra_tensor dk[RA_SOURCE_COUNT]; /* like k, f32, added to */
+    ra_tensor dq;                  /* [B, Hq, S, D] f32 sums, in/out */
+    ra_tensor dk[RA_SOURCE_COUNT]; /* like k, f32 sums, in/out */
     ra_tensor dv[RA_SOURCE_COUNT];
+    ra_grad_results to;
 } ra_grad_job;
-
-/* Where the gradients of a job go that is all of a backward: its keys are all of source
- * RA_SOURCE_OWN, its sums hold nothing before and are scratch. */
-typedef struct ra_grad_results {
-    ra_tensor dq, dk, dv; /* [B, Hq, S, D], [B, Hkv, S, D] twice, dtype of q */
-} ra_grad_results;
 
 /* Moments of the computation that a transport waits for: one for each task that can be posted. */
 typedef enum ra_mark {
@@ -67,7 +70,7 @@ typedef enum ra_mark {
     RA_MARK_COUNT,
 } ra_mark;
 
-/* fold, grad, grad_whole, fill, cast and row_dot may return before they are done; they run in the
+/* fold, grad, fill, cast and row_dot may return before they are done; they run in the
  * order of their calls, on the stream given last. */
 typedef struct ra_backend_ops {
     const char *name;
@@ -83,8 +86,6 @@ typedef struct ra_backend_ops {
     void (*free)(void *self, void *memory);
     ra_status (*fold)(void *self, const ra_fold_job *job);
     ra_status (*grad)(void *self, const ra_grad_job *job);
-    /* Of a job that is all of a backward; writes every element of the results. */
-    ra_status (*grad_whole)(void *self, const ra_grad_job *job, const ra_grad_results *to);
     ra_status (*fill)(void *self, const ra_tensor *t, float value);           /* any dtype */
     ra_status (*add)(void *self, const ra_tensor *to, const ra_tensor *from); /* f32, same sizes */
     ra_status (*cast)(void *self, const ra_tensor *to,
@@ -107,9 +108,6 @@ struct ra_backend {
     void *self;
 };
 
-/* grad_whole by the other entries: zeroed sums, grad, three casts. */
-ra_status ra_backend_grad_by_sums(const ra_backend_ops *ops, void *self, const ra_grad_job *job,
-                                  const ra_grad_results *to);
 /* check where kernels may touch any memory. */
 ra_status ra_backend_check_nothing(void *self, const ra_tensor *t, const char *name);
 

@@ -22,8 +22,8 @@ typedef struct ra_piece {
     int64_t tensor_row;  /* index along the tensor's row axis: `row`, or 0 in a chunk */
     int32_t doc;
     int16_t source; /* keys: RA_SOURCE_*; queries: RA_SOURCE_OWN */
-    bool fresh;     /* queries: no earlier computation of this step touched them */
-    bool final;     /* queries: no later one will */
+    bool fresh;     /* no earlier computation of this step touched these rows */
+    bool final;     /* no later one will, nor what comes from other ranks; never of a chunk */
 } ra_piece;
 
 typedef struct ra_cover {

@@ -92,7 +92,7 @@ int64_t ra_pieces_group_end(const ra_pieces *pieces, int64_t first)
 
 static int compare_memory(const void *a, const void *b)
 {
-    const ra_idle_rows *left = a, *right = b;
+    const ra_local_rows *left = a, *right = b;
     if (left->row != right->row) {
         return left->row < right->row ? -1 : 1;
     }
@@ -100,9 +100,9 @@ static int compare_memory(const void *a, const void *b)
 }
 
 ra_status ra_pieces_idle(const ra_pieces *pieces, const ra_shards *shards, int64_t rows, int rank,
-                         ra_idle_rows **out, int64_t *count)
+                         ra_local_rows **out, int64_t *count)
 {
-    ra_idle_rows *busy = NULL, *idle = NULL;
+    ra_local_rows *busy = NULL, *idle = NULL;
     int64_t busy_count = 0, idle_count = 0, capacity = 0, at = 0;
     const int64_t *owned = pieces->owned + pieces->owned_first[rank];
     busy_count = pieces->owned_first[rank + 1] - pieces->owned_first[rank];
@@ -112,7 +112,7 @@ ra_status ra_pieces_idle(const ra_pieces *pieces, const ra_shards *shards, int64
     }
     for (int64_t i = 0; i < busy_count; i++) {
         const ra_owned_piece *piece = &pieces->piece[owned[i]];
-        busy[i] = (ra_idle_rows){piece->row, piece->index, piece->count};
+        busy[i] = (ra_local_rows){piece->row, piece->index, piece->count};
     }
     if (busy_count > 0) {
         qsort(busy, (size_t)busy_count, sizeof *busy, compare_memory);
@@ -125,7 +125,7 @@ ra_status ra_pieces_idle(const ra_pieces *pieces, const ra_shards *shards, int64
             if (next > index) {
                 status = RA_RESERVE(&idle, &capacity, idle_count + 1);
                 if (!status) {
-                    idle[idle_count++] = (ra_idle_rows){row, index, next - index};
+                    idle[idle_count++] = (ra_local_rows){row, index, next - index};
                 }
             }
             index = in_row ? next + busy[at++].count : next;

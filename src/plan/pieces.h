@@ -13,10 +13,10 @@ typedef struct ra_owned_piece {
     int owner;
 } ra_owned_piece;
 
-/* Local sequence rows that hold padding. */
-typedef struct ra_idle_rows {
+/* Consecutive sequence rows of one batch row in a rank's tensors. */
+typedef struct ra_local_rows {
     int64_t row, index, count;
-} ra_idle_rows;
+} ra_local_rows;
 
 typedef struct ra_pieces {
     int64_t count;
@@ -38,6 +38,6 @@ int64_t ra_pieces_group_end(const ra_pieces *pieces, int64_t first);
 
 /* Sequence rows of `rank` that are in no piece. Free *out with ra_free. */
 ra_status ra_pieces_idle(const ra_pieces *pieces, const ra_shards *shards, int64_t rows, int rank,
-                         ra_idle_rows **out, int64_t *count);
+                         ra_local_rows **out, int64_t *count);
 
 #endif

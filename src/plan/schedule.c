@@ -3,6 +3,7 @@
 
 #include "base/alloc.h"
 #include "plan/need.h"
+#include "plan/passes.h"
 
 /* What a walk over one reader's needs adds to: rows by owner, and the ranges that concern this
  * rank. */
@@ -163,49 +164,6 @@ static ra_status copy_pieces(const ra_piece *from, int64_t count, ra_piece **to,
     return RA_OK;
 }
 
-/* Drops the query pieces that see nothing here, and their memory: of very many documents only a few
- * may be on several ranks. */
-static ra_status keep_partners(ra_cover *cover)
-{
-    int64_t kept = 0;
-    ra_piece *all = cover->q;
-    ra_cover_link(cover);
-    for (int64_t i = 0; i < cover->q_count; i++) {
-        if (all[i].first < all[i].last) {
-            all[kept++] = all[i];
-        }
-    }
-    if (kept < cover->q_count) {
-        RA_TRY(copy_pieces(all, kept, &cover->q, &cover->q_count));
-        ra_free(all);
-    }
-    ra_cover_link(cover);
-    return RA_OK;
-}
-
-/* Every real token sees itself, so all pieces are fresh in hop 0; each is final in the last hop
- * that has it. */
-static ra_status mark_final(ra_schedule *schedule, const ra_piece *own, int64_t own_count)
-{
-    bool *seen = NULL;
-    RA_TRY(RA_NEW(&seen, own_count));
-    for (int h = schedule->hop_count - 1; h >= 0; h--) {
-        ra_cover *cover = &schedule->hop[h].cover;
-        int64_t at = 0;
-        for (int64_t i = 0; i < cover->q_count; i++) {
-            while (own[at].row != cover->q[i].row || own[at].pos != cover->q[i].pos) {
-                at++;
-            }
-            cover->q[i].fresh = h == 0;
-            cover->q[i].final = !seen[at];
-            schedule->resumes = schedule->resumes || h > 0;
-            seen[at] = true;
-        }
-    }
-    ra_free(seen);
-    return RA_OK;
-}
-
 static ra_status build_chunked(ra_schedule *schedule, const ra_piece *own, int64_t own_count)
 {
     schedule->hop_count = 1 + schedule->leg_count;
@@ -221,10 +179,10 @@ static ra_status build_chunked(ra_schedule *schedule, const ra_piece *own, int64
         } else {
             RA_TRY(add_chunk(schedule, hop));
         }
-        RA_TRY(keep_partners(&hop->cover));
+        ra_cover_link(&hop->cover);
         kept += hop->chunk_rows;
     }
-    return mark_final(schedule, own, own_count);
+    return RA_OK;
 }
 
 /* Position behind the last received key of the piece's document; far left if there is none. */
@@ -261,7 +219,6 @@ static void push_part(ra_cover *cover, const ra_piece *whole, int64_t begin, int
         part.pos = begin;
         part.count = end - begin;
         part.index = whole->index + begin - whole->pos;
-        part.fresh = part.final = true;
         cover->q[cover->q_count++] = part;
     }
 }
@@ -293,6 +250,71 @@ static ra_status build_neighbourhood(ra_schedule *schedule, const ra_piece *own,
     return RA_OK;
 }
 
+/* ---- what is done with a row before and afterwards */
+
+/* Own rows of all messages that this rank sends: their gradients come back. */
+static ra_status gather_returned(const ra_schedule *schedule, ra_piece_set *returned)
+{
+    for (int l = 0; l < schedule->leg_count; l++) {
+        const ra_message *send = &schedule->leg[l].send;
+        ra_piece *pieces = NULL;
+        RA_TRY(RA_NEW(&pieces, send->range_count));
+        for (int64_t i = 0; i < send->range_count; i++) {
+            const ra_key_rows *range = &send->range[i];
+            pieces[i] = (ra_piece){.row = range->row,
+                                   .pos = range->pos,
+                                   .count = range->count,
+                                   .index = range->index,
+                                   .doc = range->doc,
+                                   .source = RA_SOURCE_OWN};
+        }
+        ra_status status = ra_piece_set_add(returned, pieces, send->range_count);
+        ra_free(pieces);
+        RA_TRY(status);
+    }
+    return RA_OK;
+}
+
+/* Neighbours of different documents become one. */
+static ra_status list_returned(ra_schedule *schedule, const ra_piece_set *returned)
+{
+    RA_TRY(RA_NEW(&schedule->returned, returned->count));
+    for (int64_t i = 0; i < returned->count; i++) {
+        const ra_piece *piece = &returned->piece[i];
+        ra_local_rows *last =
+            schedule->returned_count > 0 ? &schedule->returned[schedule->returned_count - 1] : NULL;
+        if (last && last->row == piece->row && last->index + last->count == piece->index) {
+            last->count += piece->count;
+        } else {
+            schedule->returned[schedule->returned_count++] =
+                (ra_local_rows){piece->row, piece->index, piece->count};
+        }
+    }
+    return RA_OK;
+}
+
+static ra_status mark_pieces(ra_schedule *schedule)
+{
+    ra_piece_set returned = {0};
+    ra_cover **covers = NULL;
+    ra_status status = RA_NEW(&covers, schedule->hop_count);
+    for (int h = 0; h < schedule->hop_count && !status; h++) {
+        covers[h] = &schedule->hop[h].cover;
+    }
+    status = status ? status : gather_returned(schedule, &returned);
+    status = status ? status : list_returned(schedule, &returned);
+    status = status ? status : ra_passes_mark(covers, schedule->hop_count, &returned);
+    for (int h = 0; h < schedule->hop_count && !status; h++) {
+        for (int64_t i = 0; i < covers[h]->q_count; i++) {
+            const ra_piece *q = &covers[h]->q[i];
+            schedule->resumes = schedule->resumes || !q->fresh || !q->final;
+        }
+    }
+    ra_piece_set_free(&returned);
+    ra_free(covers);
+    return status;
+}
+
 ra_status ra_schedule_build(const ra_schedule_inputs *in, ra_schedule *out)
 {
     ra_schedule schedule = {0};
@@ -308,6 +330,7 @@ ra_status ra_schedule_build(const ra_schedule_inputs *in, ra_schedule *out)
         schedule.hop_count = 2 + schedule.leg_count; /* all of them, should building fail */
         status = in->neighbourhood ? build_neighbourhood(&schedule, own, own_count)
                                    : build_chunked(&schedule, own, own_count);
+        status = status ? status : mark_pieces(&schedule);
     }
     ra_free(own);
     if (status) {
@@ -331,12 +354,14 @@ void ra_schedule_free(ra_schedule *schedule)
     }
     ra_free(schedule->leg);
     ra_free(schedule->hop);
+    ra_free(schedule->returned);
     *schedule = (ra_schedule){0};
 }
 
 uint64_t ra_schedule_bytes(const ra_schedule *schedule)
 {
-    uint64_t bytes = ra_alloc_bytes(schedule->leg) + ra_alloc_bytes(schedule->hop);
+    uint64_t bytes = ra_alloc_bytes(schedule->leg) + ra_alloc_bytes(schedule->hop) +
+                     ra_alloc_bytes(schedule->returned);
     for (int l = 0; l < schedule->leg_count; l++) {
         bytes += ra_alloc_bytes(schedule->leg[l].send.range);
         bytes += ra_alloc_bytes(schedule->leg[l].recv.range);

@@ -50,6 +50,9 @@ typedef struct ra_schedule {
     ra_leg *leg;
     ra_hop *hop;
     int64_t rows_received;
+    /* Own rows whose gradients other ranks add to, after the last hop that this rank does. */
+    int64_t returned_count;
+    ra_local_rows *returned;
     bool resumes; /* some query piece is not both fresh and final: needs an f32 accumulator */
 } ra_schedule;
 

@@ -34,8 +34,8 @@ struct ra_route {
 int64_t ra_route_landing_rows(const ra_schedule *schedule, int64_t heads, int64_t head_dim,
                               int64_t bytes);
 
-/* Zeroed sums for hop >= 1's rows, [1, Hkv, chunk_rows, D] f32; waits until the slot's last sums
- * are on their way. */
+/* Room for the sums of hop >= 1's rows, [1, Hkv, chunk_rows, D] f32; waits until the slot's last
+ * sums are on their way. */
 ra_status ra_route_slot(ra_route *route, int hop, ra_tensor *dk, ra_tensor *dv);
 /* Posts the exchange of hop's sums; own dk, dv must not be written by anyone else from now on. */
 ra_status ra_route_send(ra_route *route, int hop);

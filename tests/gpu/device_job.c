@@ -56,9 +56,10 @@ void device_job_fold(const ra_backend *backend, const cover_case *c, ra_fold_job
 
 void device_job_grad(const ra_backend *backend, const cover_case *c, ra_grad_job *job)
 {
-    ra_tensor *list[] = {&job->q,     &job->dout,  &job->k[0],  &job->k[1], &job->v[0],
-                         &job->v[1],  &job->lse,   &job->delta, &job->dq,   &job->dk[0],
-                         &job->dk[1], &job->dv[0], &job->dv[1]};
+    ra_tensor *list[] = {&job->q,     &job->dout,  &job->k[0],  &job->k[1],
+                         &job->v[0],  &job->v[1],  &job->lse,   &job->delta,
+                         &job->dq,    &job->dk[0], &job->dk[1], &job->dv[0],
+                         &job->dv[1], &job->to.dq, &job->to.dk, &job->to.dv};
     device_copy copy;
     void *prepared = prepare(backend, job->cover, c);
     device_job_expect(device_copy_put(&copy, list, sizeof list / sizeof *list));

@@ -14,7 +14,7 @@
 static const int64_t chans[] = {512, 256, 512, 256, 128, 192, 320, 448};
 static const int64_t heads[][2] = {{2, 1}, {4, 2}, {1, 1}, {8, 1}, {3, 1}, {2, 2}};
 static const int sm_counts[] = {2, 4, 6, 132};
-enum { CHANS = 8, HEADS = 6, SM_COUNTS = 4 };
+enum { CHANS = 8, HEADS = 6, SM_COUNTS = 4, PARTS_MAX = 3 };
 
 static void expect(ra_status status)
 {
@@ -82,6 +82,9 @@ static ra_grad_job new_job(rng *r, const cover_case *c, const ra_cover *cover)
         replace(r, &job.dk[i]);
         replace(r, &job.dv[i]);
     }
+    replace(r, &job.to.dq);
+    replace(r, &job.to.dk);
+    replace(r, &job.to.dv);
     return job;
 }
 
@@ -127,8 +130,7 @@ static void *nans(size_t bytes)
     return memory;
 }
 
-/* to: NULL, or where the results of a whole backward go. */
-static void grad(const cover_case *c, ra_grad_job *job, ra_grad_results *to, device_setting setting)
+static void grad(const cover_case *c, ra_grad_job *job, device_setting setting)
 {
     const ra_cuda_grad_kernel *kernel = &ra_cuda_block_grad;
     ra_cuda_kept kept = {0};
@@ -143,17 +145,12 @@ static void grad(const cover_case *c, ra_grad_job *job, ra_grad_results *to, dev
     ra_tensor *list[] = {&job->q,     &job->dout,  &job->k[0],  &job->k[1],
                          &job->v[0],  &job->v[1],  &job->lse,   &job->delta,
                          &job->dq,    &job->dk[0], &job->dk[1], &job->dv[0],
-                         &job->dv[1], NULL,        NULL,        NULL};
-    if (to) {
-        list[13] = &to->dq;
-        list[14] = &to->dk;
-        list[15] = &to->dv;
-    }
+                         &job->dv[1], &job->to.dq, &job->to.dk, &job->to.dv};
     device_copy copy;
-    expect(device_copy_put(&copy, list, to ? 16 : 13));
-    assert_true(kernel->supports(job, &work, &launch) && (!to || kernel->stores(to)));
+    expect(device_copy_put(&copy, list, sizeof list / sizeof *list));
+    assert_true(kernel->supports(job, &work, &launch));
     launch.workspace = nans(setting.workspace_bytes);
-    expect(kernel->launch(job, to, &work, &launch));
+    expect(kernel->launch(job, &work, &launch));
     expect_cuda(cudaDeviceSynchronize());
     expect(device_copy_get(&copy));
     kept.discard(kept.memory, NULL);
@@ -169,12 +166,26 @@ static double tolerance_of(ra_dtype dtype)
     return dtype == RA_BF16 ? 0x1p-7 : 0x1p-10;
 }
 
-static void check_case(rng *r, const cover_case *c)
+/* A backward in computations that share the keys out, keep as in cover_passes. */
+static void check_passes(rng *r, const cover_case *c, const uint8_t *keep, int parts)
 {
-    ra_grad_job job = new_job(r, c, &c->cover);
-    grad(c, &job, NULL, some_setting(r, c));
+    ra_cover passes[PARTS_MAX];
+    cover_passes(c, keep, parts, passes);
+    ra_grad_job job = new_job(r, c, passes);
+    for (int part = 0; part < parts; part++) {
+        job.cover = &passes[part];
+        grad(c, &job, some_setting(r, c));
+    }
     cover_check_grad(c, &job, tolerance_of(c->dtype));
     free_job(&job);
+    for (int part = 0; part < parts; part++) {
+        ra_cover_free(&passes[part]);
+    }
+}
+
+static void check_case(rng *r, const cover_case *c)
+{
+    check_passes(r, c, NULL, 1);
 }
 
 /* ---- tests */
@@ -235,86 +246,12 @@ static void test_hops(void **state)
         for (int64_t i = 0; i < keys; i++) {
             parts[(rng_chance(&r, 50) ? 0 : 2) * keys + i] = 1;
         }
-        ra_grad_job job = new_job(&r, &c, &c.cover);
-        for (int part = 0; part < 3 && c.cover.q_count > 0; part++) {
-            ra_cover cover = cover_part(&c, parts + part * keys, part == 0, part == 2);
-            job.cover = &cover;
-            grad(&c, &job, NULL, some_setting(&r, &c));
-            ra_cover_free(&cover);
-        }
         if (c.cover.q_count > 0) {
-            cover_check_grad(&c, &job, tolerance_of(c.dtype));
+            check_passes(&r, &c, parts, 3);
         }
-        free_job(&job);
         ra_free(parts);
         cover_case_free(&c);
     }
-}
-
-static bool one_source(const cover_case *c)
-{
-    for (int64_t i = 0; i < c->cover.k_count; i++) {
-        if (c->cover.k[i].source != RA_SOURCE_OWN) {
-            return false;
-        }
-    }
-    return c->cover.q_count > 0 && c->cover.k_count > 0;
-}
-
-/* The result as the sums that cover_check_grad expects: what no piece names is 0. */
-static void as_sums(const ra_tensor *result, const ra_tensor *sums)
-{
-    int64_t seq = sums->size[RA_SEQ], chan = sums->size[RA_CHAN];
-    for (int64_t i = 0; i < ra_tensor_count(sums); i++) {
-        int64_t d = i % chan, at = i / chan % seq, head = i / chan / seq % sums->size[RA_HEAD],
-                row = i / chan / seq / sums->size[RA_HEAD];
-        double x = ra_tensor_get(result, row, head, at, d);
-        if (!isnan(ra_tensor_get(sums, row, head, at, d)) || x != 0) {
-            ra_tensor_set(sums, row, head, at, d, 1 + x);
-        }
-    }
-}
-
-/* All of a backward in one job: every element of the results is written, whatever was there and in
- * the sums. */
-static void test_whole(void **state)
-{
-    (void)state;
-    static const ra_mask masks[] = {
-        {.causal = true}, {.causal = false}, {.causal = true, .window = 70}};
-    for (int64_t i = 0; i < support_steps(48); i++) {
-        rng r = rng_of(support_seed() + (uint64_t)i);
-        support_limit(120, "whole %lld", (long long)i);
-        cover_case c = cover_random(&r, shape_of(&r, i), i % 3 ? 40 : 250);
-        if (i % 2 || !one_source(&c)) {
-            cover_case_free(&c);
-            c = cover_pair(&r, shape_of(&r, i), masks[i % 3], rng_int(&r, 1, 400),
-                           rng_int(&r, 1, 400));
-        }
-        ra_grad_job job = new_job(&r, &c, &c.cover), got = cover_grad_job(&c, &c.cover);
-        ra_grad_results to = {aligned(&r, &c.q), aligned(&r, &c.k[0]), aligned(&r, &c.v[0])};
-        grad(&c, &job, &to, some_setting(&r, &c));
-        as_sums(&to.dq, &got.dq);
-        as_sums(&to.dk, &got.dk[0]);
-        as_sums(&to.dv, &got.dv[0]);
-        cover_check_grad(&c, &got, 1.5 * tolerance_of(c.dtype));
-        ra_free(to.dq.data);
-        ra_free(to.dk.data);
-        ra_free(to.dv.data);
-        free_job(&job);
-        cover_grad_free(&got);
-        cover_case_free(&c);
-    }
-}
-
-static bool same_bits(const ra_grad_job *a, const ra_grad_job *b)
-{
-    bool same = cover_same_bits(&a->dq, &b->dq);
-    for (int i = 0; i < RA_SOURCE_COUNT; i++) {
-        same =
-            same && cover_same_bits(&a->dk[i], &b->dk[i]) && cover_same_bits(&a->dv[i], &b->dv[i]);
-    }
-    return same;
 }
 
 /* The bits depend neither on the run nor, in one slab, on how many CTAs share the work. */
@@ -325,18 +262,21 @@ static void test_same_bits(void **state)
         rng r = rng_of(support_seed() + (uint64_t)i);
         support_limit(120, "same bits %d", i);
         cover_case c = cover_random(&r, shape_of(&r, i), 400);
+        ra_cover whole;
+        cover_passes(&c, NULL, 1, &whole);
         rng again = r, third = r;
-        ra_grad_job jobs[] = {new_job(&r, &c, &c.cover), new_job(&again, &c, &c.cover),
-                              new_job(&third, &c, &c.cover)};
+        ra_grad_job jobs[] = {new_job(&r, &c, &whole), new_job(&again, &c, &whole),
+                              new_job(&third, &c, &whole)};
         size_t all = (size_t)512 << 20;
-        grad(&c, &jobs[0], NULL, (device_setting){132, all});
-        grad(&c, &jobs[1], NULL, (device_setting){132, all});
-        grad(&c, &jobs[2], NULL, (device_setting){2, all});
-        assert_true(same_bits(&jobs[0], &jobs[1]));
-        assert_true(same_bits(&jobs[0], &jobs[2]));
+        grad(&c, &jobs[0], (device_setting){132, all});
+        grad(&c, &jobs[1], (device_setting){132, all});
+        grad(&c, &jobs[2], (device_setting){2, all});
+        assert_true(cover_same_grads(&c, &jobs[0], &jobs[1]));
+        assert_true(cover_same_grads(&c, &jobs[0], &jobs[2]));
         for (int j = 0; j < 3; j++) {
             free_job(&jobs[j]);
         }
+        ra_cover_free(&whole);
         cover_case_free(&c);
     }
 }
@@ -345,8 +285,10 @@ int main(int argc, char **argv)
 {
     support_start(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_edges), cmocka_unit_test(test_random),    cmocka_unit_test(test_hops),
-        cmocka_unit_test(test_whole), cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_edges),
+        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_hops),
+        cmocka_unit_test(test_same_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -134,13 +134,6 @@ static void close_cpu(void *self)
     ra_free(cpu);
 }
 
-static const ra_backend_ops ops;
-
-static ra_status grad_whole(void *self, const ra_grad_job *job, const ra_grad_results *to)
-{
-    return ra_backend_grad_by_sums(&ops, self, job, to);
-}
-
 static const ra_backend_ops ops = {
     .name = "cpu",
     .use_stream = use_stream,
@@ -153,7 +146,6 @@ static const ra_backend_ops ops = {
     .free = free_memory,
     .fold = fold,
     .grad = grad,
-    .grad_whole = grad_whole,
     .fill = fill,
     .add = add,
     .cast = cast,

@@ -239,9 +239,8 @@ static void store_rows(const fold_tile *tile)
             if (empty) { /* whatever the keys that it does not see hold */
                 memset(o, 0, (size_t)run->chan * sizeof *o);
             }
-            run->cpu->level->store(
-                o, run->chan, empty ? 0.0f : 1.0f / sum, to->dtype,
-                ra_tensor_at(to, piece->tensor_row, head, piece->index + pos - piece->pos));
+            run->cpu->level->store(o, run->chan, empty ? 0.0f : 1.0f / sum, to->dtype,
+                                   ra_tile_row(to, piece, head, pos));
             float lse = empty ? -INFINITY : tile->max[row] + logf(sum);
             *ra_tile_value(&run->job->lse, piece, head, pos) = lse;
             if (run->job->lse_rest.data && !piece->final) {

@@ -5,14 +5,15 @@
  *
  * The scores are computed once, so dq rows are shared by the items of all key tiles that they see.
  * Each item adds its part to a block of dq after the item of the key tile before it has: the order
- * of the sum is the order of the keys, for any team. Items go through their queries from the last
- * to the first. So under any mask those that run at the same time come to a block in the order of
- * their keys, one block apart, and hardly wait.
+ * of the sum is the order of the keys, for any team. The first begins the sum, the last rounds it.
+ * Items go through their queries from the last to the first. So under any mask those that run at
+ * the same time come to a block in the order of their keys, one block apart, and hardly wait.
  */
 #include <math.h>
 #include <string.h>
 
 #include "backend/cpu/ahead.h"
+#include "backend/cpu/ending.h"
 #include "backend/cpu/tile.h"
 #include "base/alloc.h"
 #include "base/mathx.h"
@@ -70,6 +71,7 @@ typedef struct query_block {
     int64_t head, pos, count;
     int64_t number;        /* ascending in the order in which items come to it */
     int64_t column, width; /* columns of the key tile that some row sees, width padded to nr */
+    bool fresh, final;     /* nobody before this tile adds to dq, nobody after it will */
     /* Counted from column: what each row sees, what each mr rows see, which rows see mr keys. */
     ra_range keys[QUERIES], seen[QUERIES], seen_by[KEYS];
 } query_block;
@@ -258,18 +260,20 @@ static void add_transposed(const key_tile *tile, const query_block *block, const
     multiply(tile, &product);
 }
 
-/* The rows of dq that the block adds to, unless another worker is still to write them. */
+/* The sums of dq that the block adds to, unless another worker is still to write them. */
 static ra_ahead sums_ahead(const key_tile *tile, const query_block *b)
 {
     const grad_run *run = tile->run;
     ra_ahead ahead = ra_ahead_of(b->count, run->chan_padded / run->cpu->level->nr);
-    if (!tile->before || atomic_load_explicit(tile->before, memory_order_acquire) > b->number) {
+    bool ready =
+        !tile->before || atomic_load_explicit(tile->before, memory_order_acquire) > b->number;
+    if (ready && !b->fresh) {
         ra_ahead_add(&ahead, ra_tile_rows(&run->job->dq, b->piece, b->head, b->pos, b->count));
     }
     return ahead;
 }
 
-/* dq += ds K, in this item's turn. Rows that attend nothing are left alone. */
+/* dq += ds K, in this item's turn. A row that attends nothing gets zero, whatever the keys hold. */
 static void add_queries(const key_tile *tile, const query_block *block)
 {
     const grad_run *run = tile->run;
@@ -291,15 +295,18 @@ static void add_queries(const key_tile *tile, const query_block *block)
     };
     *tile->ahead = sums_ahead(tile, block);
     multiply(tile, &product);
+    const ra_ending to = {&run->job->dq, &run->job->to.dq, block->piece,
+                          block->head,   block->fresh,     block->final};
     if (tile->before) {
         ra_team_await(tile->before, block->number + 1);
     }
     for (int64_t i = 0; i < block->count; i++) {
-        int64_t pos = block->pos + i;
-        if (*ra_tile_value(&run->job->lse, block->piece, block->head, pos) != -INFINITY) {
-            level->add(ra_tile_value(&run->job->dq, block->piece, block->head, pos),
-                       tile->dq + i * run->tile_row, run->chan);
+        float *row = tile->dq + i * run->tile_row;
+        if (*ra_tile_value(&run->job->lse, block->piece, block->head, block->pos + i) ==
+            -INFINITY) {
+            memset(row, 0, (size_t)run->chan * sizeof *row);
         }
+        ra_end_row(level, &to, block->pos + i, row);
     }
 }
 
@@ -325,6 +332,10 @@ static void grad_block(const key_tile *tile, query_block *block)
     if (!find_keys(tile, block)) {
         return;
     }
+    const ra_cover *cover = tile->run->job->cover;
+    int64_t begin = tile->reach[0].begin, end = tile->reach[block->count - 1].end;
+    block->fresh = block->piece->fresh && !ra_tile_before(cover, block->piece, &tile->at, begin);
+    block->final = block->piece->final && !ra_tile_behind(cover, block->piece, &tile->at, end);
     load_rows(tile, block);
     weigh(tile, block);
     add_transposed(tile, block, tile->p_columns, tile->dout_rows, tile->dv);
@@ -384,11 +395,13 @@ static void grad_piece(const key_tile *tile, int64_t piece)
     }
 }
 
-static void add_keys(const key_tile *tile, const ra_tensor *t, const float *from)
+static void add_keys(const key_tile *tile, const ra_tensor *sums, const ra_tensor *result,
+                     float *from)
 {
+    const ra_piece *piece = tile->at.piece;
+    const ra_ending to = {sums, result, piece, tile->kv_head, piece->fresh, piece->final};
     for (int64_t pos = tile->at.begin; pos < tile->at.end; pos++, from += tile->run->tile_row) {
-        tile->run->cpu->level->add(ra_tile_value(t, tile->at.piece, tile->kv_head, pos), from,
-                                   tile->run->chan);
+        ra_end_row(tile->run->cpu->level, &to, pos, from);
     }
 }
 
@@ -422,8 +435,8 @@ static void grad_item(void *arg, int64_t item, int worker)
         for (int64_t i = piece->last - 1; i >= piece->first; i--) {
             grad_piece(&tile, i);
         }
-        add_keys(&tile, &job->dk[piece->source], tile.dk);
-        add_keys(&tile, &job->dv[piece->source], tile.dv);
+        add_keys(&tile, &job->dk[piece->source], &job->to.dk, tile.dk);
+        add_keys(&tile, &job->dv[piece->source], &job->to.dv, tile.dv);
     }
     atomic_store_explicit(tile.progress, INT64_MAX, memory_order_release);
 }

@@ -38,6 +38,26 @@ ra_piece_tile ra_tiling_at(const ra_tiling *tiling, int64_t tile)
     return (ra_piece_tile){piece, begin, end};
 }
 
+bool ra_tile_before(const ra_cover *cover, const ra_piece *q, const ra_piece_tile *keys,
+                    int64_t begin)
+{
+    const ra_piece *k = keys->piece;
+    if (keys->begin > k->pos || keys->begin <= begin) {
+        return keys->begin > begin;
+    }
+    return k > cover->k + q->first && k[-1].pos + k[-1].count > begin;
+}
+
+bool ra_tile_behind(const ra_cover *cover, const ra_piece *q, const ra_piece_tile *keys,
+                    int64_t end)
+{
+    const ra_piece *k = keys->piece;
+    if (keys->end < k->pos + k->count || keys->end >= end) {
+        return keys->end < end;
+    }
+    return k + 1 < cover->k + q->last && k[1].pos < end;
+}
+
 ra_status ra_query_items_build(ra_cpu *cpu, const ra_cover *cover, int64_t q_heads,
                                int64_t kv_heads, int64_t chan, ra_query_items *out)
 {

@@ -37,6 +37,13 @@ typedef struct ra_piece_tile {
 } ra_piece_tile;
 ra_piece_tile ra_tiling_at(const ra_tiling *tiling, int64_t tile);
 
+/* Do queries of piece q whose reach begins at `begin` see a key before this key tile? */
+bool ra_tile_before(const ra_cover *cover, const ra_piece *q, const ra_piece_tile *keys,
+                    int64_t begin);
+/* And, where it ends at `end`, one behind it? */
+bool ra_tile_behind(const ra_cover *cover, const ra_piece *q, const ra_piece_tile *keys,
+                    int64_t end);
+
 /* A computation by query tiles: an item is a tile, a kv head and some query heads that read it. */
 typedef struct ra_query_items {
     ra_tiling tiling;
@@ -106,11 +113,17 @@ static inline ra_rows ra_tile_rows(const ra_tensor *t, const ra_piece *piece, in
     return rows;
 }
 
-/* One f32 value of a [B, H, S, 1] tensor. */
+static inline void *ra_tile_row(const ra_tensor *t, const ra_piece *piece, int64_t head,
+                                int64_t pos)
+{
+    return ra_tensor_at(t, piece->tensor_row, head, piece->index + pos - piece->pos);
+}
+
+/* The same of an f32 tensor, such as one value of [B, H, S, 1]. */
 static inline float *ra_tile_value(const ra_tensor *t, const ra_piece *piece, int64_t head,
                                    int64_t pos)
 {
-    return ra_tensor_at(t, piece->tensor_row, head, piece->index + pos - piece->pos);
+    return ra_tile_row(t, piece, head, pos);
 }
 
 /* The next array of `count` elements in a scratch layout that is `*bytes` long so far. */

@@ -34,8 +34,6 @@ typedef struct cuda {
     const char *fold_name, *grad_name;
 } cuda;
 
-static const ra_backend_ops ops; /* at the end */
-
 /* What prepare makes of a cover. */
 typedef struct prepared_lists {
     ra_cuda_work work;
@@ -289,45 +287,22 @@ static ra_status fold(void *self, const ra_fold_job *job)
     return leave(c, kernel->launch(job, &lists->work, &at));
 }
 
-/* to: NULL, or where the results of a whole backward go. */
-static ra_status launch_grad(cuda *c, const ra_cuda_grad_kernel *kernel, const ra_grad_job *job,
-                             const ra_grad_results *to)
+static ra_status grad(void *self, const ra_grad_job *job)
 {
+    cuda *c = self;
     const prepared_lists *lists = job->prepared;
     ra_cuda_launch at = launch_of(c);
+    RA_TRY(enter(c));
+    if (lists->work.host.run_count == 0) {
+        return RA_OK;
+    }
+    const ra_cuda_grad_kernel *kernel = ra_cuda_grad_choose(job, &lists->work, &at, c->simple_only);
     if (kernel->workspace && !c->workspace) {
         RA_CUDA_TRY(cudaMalloc(&c->workspace, c->workspace_bytes));
     }
     at.workspace = kernel->workspace ? c->workspace : NULL;
     c->grad_name = kernel->name;
-    return leave(c, kernel->launch(job, to, &lists->work, &at));
-}
-
-/* NULL if there is nothing to do. */
-static const ra_cuda_grad_kernel *choose_grad(const cuda *c, const ra_grad_job *job)
-{
-    const prepared_lists *lists = job->prepared;
-    ra_cuda_launch at = launch_of(c);
-    return lists->work.host.run_count > 0
-               ? ra_cuda_grad_choose(job, &lists->work, &at, c->simple_only)
-               : NULL;
-}
-
-static ra_status grad(void *self, const ra_grad_job *job)
-{
-    cuda *c = self;
-    RA_TRY(enter(c));
-    const ra_cuda_grad_kernel *kernel = choose_grad(c, job);
-    return kernel ? launch_grad(c, kernel, job, NULL) : RA_OK;
-}
-
-static ra_status grad_whole(void *self, const ra_grad_job *job, const ra_grad_results *to)
-{
-    cuda *c = self;
-    RA_TRY(enter(c));
-    const ra_cuda_grad_kernel *kernel = choose_grad(c, job);
-    return kernel && kernel->stores(to) ? launch_grad(c, kernel, job, to)
-                                        : ra_backend_grad_by_sums(&ops, c, job, to);
+    return leave(c, kernel->launch(job, &lists->work, &at));
 }
 
 static ra_status fill(void *self, const ra_tensor *t, float value)
@@ -409,7 +384,6 @@ static const ra_backend_ops ops = {
     .free = free_memory,
     .fold = fold,
     .grad = grad,
-    .grad_whole = grad_whole,
     .fill = fill,
     .add = add,
     .cast = cast,

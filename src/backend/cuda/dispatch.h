@@ -74,14 +74,10 @@ typedef struct ra_cuda_fold_kernel {
     ra_status (*launch)(const ra_fold_job *job, const ra_cuda_work *work, const ra_cuda_launch *at);
 } ra_cuda_fold_kernel;
 
-/* stores: can launch also do all of a backward (grad_whole of ra_backend_ops)? to: then where the
- * results go, else NULL. */
 typedef struct ra_cuda_grad_kernel {
     const char *name;
     bool (*supports)(const ra_grad_job *job, const ra_cuda_work *work, const ra_cuda_launch *at);
-    bool (*stores)(const ra_grad_results *to);
-    ra_status (*launch)(const ra_grad_job *job, const ra_grad_results *to, const ra_cuda_work *work,
-                        const ra_cuda_launch *at);
+    ra_status (*launch)(const ra_grad_job *job, const ra_cuda_work *work, const ra_cuda_launch *at);
     bool workspace; /* launch uses at->workspace */
 } ra_cuda_grad_kernel;
 

@@ -6,9 +6,8 @@
  * rows behind a run's end are cleared in shared memory before they are multiplied: the workspace
  * holds zeros for them, and zero times NaN is NaN.
  *
- * Where the job is all of a backward, the first slab that adds to a tile stores its sum instead,
- * and the last one stores the tile of the result, rounded: sums of one slab never go through
- * memory.
+ * The first computation that adds to a tile stores its sum instead, and the last one stores the
+ * tile of the result, rounded: sums of one slab never go through memory.
  *
  * Each tile has one writer in a launch and launches are ordered, so that adding in memory gives the
  * same bits every time.
@@ -35,7 +34,7 @@ struct gemm_unit {
     int slot;         /* DQ: of the slab's first block; DK, DV: of the first unit's */
     int dead;         /* DK, DV: mask of the first unit's first strip */
     int cta;          /* in the cluster */
-    int when;         /* of a job that is all of a backward: RA_SLAB_* */
+    int when;         /* RA_SLAB_* */
 };
 
 /* ---- hand-out */
@@ -374,7 +373,7 @@ template <typename E>
 RA_PTX void add_result(const ra_gemm_args &args, shared sm, const gemm_unit *u,
                        const float (&acc)[128], int thread, int warpgroup)
 {
-    const int warp = warpgroup * 4 + thread / 32, when = args.whole ? u->when : 0;
+    const int warp = warpgroup * 4 + thread / 32, when = u->when;
     const uint32_t staging = sm.base + AT_STAGING + warp * WARP_STAGING;
     warp_place to;
     to.lane = thread & 31;

@@ -7,7 +7,6 @@
 #include "backend/cuda/grad.h"
 
 #include "backend/cuda/check.h"
-#include "backend/cuda/elementwise.h"
 #include "backend/cuda/grad_map.h"
 #include "backend/cuda/tensor_map.h"
 #include "base/alloc.h"
@@ -213,15 +212,18 @@ static ra_status encode_args(const ra_grad_job *job, const ra_cuda_work *work, c
     return encode_sources(job, score, gemm);
 }
 
+/* A job whose rows all go on has no results. */
 static ra_status encode_results(const ra_grad_results *to, ra_gemm_args *gemm)
 {
-    gemm->whole = 1;
-    RA_TRY(ra_tensor_map_encode(&to->dq, RA_ADD_ROWS, 1, &gemm->final_dq));
-    RA_TRY(ra_tensor_map_encode(&to->dk, RA_ADD_ROWS, 1, &gemm->final_dk));
-    RA_TRY(ra_tensor_map_encode(&to->dv, RA_ADD_ROWS, 1, &gemm->final_dv));
-    gemm->result_dq = view_of(&to->dq);
-    gemm->result_dk = view_of(&to->dk);
-    gemm->result_dv = view_of(&to->dv);
+    const ra_tensor *const results[] = {&to->dq, &to->dk, &to->dv};
+    CUtensorMap *const maps[] = {&gemm->final_dq, &gemm->final_dk, &gemm->final_dv};
+    ra_grad_view *const views[] = {&gemm->result_dq, &gemm->result_dk, &gemm->result_dv};
+    for (int i = 0; i < 3; i++) {
+        if (results[i]->data) {
+            RA_TRY(ra_tensor_map_encode(results[i], RA_ADD_ROWS, 1, maps[i]));
+            *views[i] = view_of(results[i]);
+        }
+    }
     return RA_OK;
 }
 
@@ -252,10 +254,8 @@ static ra_grad_slab slab_of(const grad_lists *lists, const ra_slab *slab, const 
 
 /* ---- the chain */
 
-/* to: NULL, or where the results of a whole backward go. */
 static ra_status run_chain(const grad_lists *lists, const ra_grad_job *job,
-                           const ra_grad_results *to, const ra_cuda_work *work,
-                           const ra_cuda_launch *at)
+                           const ra_cuda_work *work, const ra_cuda_launch *at)
 {
     int group = work->q_heads / work->kv_heads, clusters = at->sm_count / 2, launches = 0;
     int64_t slots = most_slots(&lists->host, group);
@@ -263,9 +263,7 @@ static ra_status run_chain(const grad_lists *lists, const ra_grad_job *job,
     ra_score_args score = {0};
     ra_gemm_args gemm = {0};
     RA_TRY(encode_args(job, work, workspace, slots, &score, &gemm));
-    if (to) {
-        RA_TRY(encode_results(to, &gemm));
-    }
+    RA_TRY(encode_results(&job->to, &gemm));
     RA_CUDA_TRY(cudaMemsetAsync(at->counters, 0, 2 * sizeof *at->counters, at->stream));
     for (int kv = 0; kv < work->kv_heads; kv += lists->host.kv_heads) {
         for (int64_t i = 0; i < lists->host.slab_count; i++) {
@@ -299,37 +297,18 @@ static bool supports(const ra_grad_job *job, const ra_cuda_work *work, const ra_
             !job->k[i].data || (ra_tensor_map_fits(&job->k[i]) && ra_tensor_map_fits(&job->v[i]) &&
                                 ra_add_map_fits(&job->dk[i]) && ra_add_map_fits(&job->dv[i]));
     }
+    const ra_tensor *const results[] = {&job->to.dq, &job->to.dk, &job->to.dv};
+    for (int i = 0; i < 3 && fits; i++) {
+        fits = !results[i]->data || ra_tensor_map_fits(results[i]);
+    }
     return fits;
 }
 
-static bool stores(const ra_grad_results *to)
-{
-    return ra_tensor_map_fits(&to->dq) && ra_tensor_map_fits(&to->dk) &&
-           ra_tensor_map_fits(&to->dv);
-}
-
-/* Queries and keys that no slab adds to. */
-static ra_status clear_others(const ra_slabs *slabs, const ra_grad_results *to, cudaStream_t stream)
-{
-    if (slabs->queries < to->dq.size[RA_ROW] * to->dq.size[RA_SEQ]) {
-        RA_TRY(ra_cuda_fill(&to->dq, 0.0f, stream));
-    }
-    if (slabs->keys < to->dk.size[RA_ROW] * to->dk.size[RA_SEQ]) {
-        RA_TRY(ra_cuda_fill(&to->dk, 0.0f, stream));
-        RA_TRY(ra_cuda_fill(&to->dv, 0.0f, stream));
-    }
-    return RA_OK;
-}
-
-static ra_status launch(const ra_grad_job *job, const ra_grad_results *to, const ra_cuda_work *work,
-                        const ra_cuda_launch *at)
+static ra_status launch(const ra_grad_job *job, const ra_cuda_work *work, const ra_cuda_launch *at)
 {
     grad_lists *lists = NULL;
     RA_TRY(open_lists(job, work, at, &lists));
-    if (to) {
-        RA_TRY(clear_others(&lists->host, to, at->stream));
-    }
-    return lists->host.block_count > 0 ? run_chain(lists, job, to, work, at) : RA_OK;
+    return lists->host.block_count > 0 ? run_chain(lists, job, work, at) : RA_OK;
 }
 
-const ra_cuda_grad_kernel ra_cuda_block_grad = {"blocks", supports, stores, launch, true};
+const ra_cuda_grad_kernel ra_cuda_block_grad = {"blocks", supports, launch, true};

@@ -54,9 +54,6 @@ typedef struct ra_gemm_args {
     CUtensorMap ds_keys, p_keys;             /* 64 queries x 128 keys */
     CUtensorMap add_dq, add_dk[RA_SOURCE_COUNT], add_dv[RA_SOURCE_COUNT]; /* 16 x 32 channels */
     ra_grad_view dq, dk[RA_SOURCE_COUNT], dv[RA_SOURCE_COUNT];
-    /* Of a job that is all of a backward: sums begin with the first slab that adds to them, and the
-     * last writes the result. */
-    int whole;
     CUtensorMap final_dq, final_dk, final_dv;     /* 16 x one slab of channels */
     ra_grad_view result_dq, result_dk, result_dv; /* of the dtype */
     ra_grad_slab slab;

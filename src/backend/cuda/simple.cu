@@ -42,17 +42,6 @@ template <typename T> static __device__ void store(T *row, const slice &s, float
     }
 }
 
-static __device__ void store_added(float *row, const slice &s, int chan)
-{
-#pragma unroll
-    for (int n = 0; n < LANE_CHANNELS; n++) {
-        int c = lane_of() + n * RA_WARP;
-        if (c < chan) {
-            row[c] += s.x[n];
-        }
-    }
-}
-
 static __device__ float dot(const slice &a, const slice &b)
 {
     float sum = 0;
@@ -181,6 +170,23 @@ static __device__ float2 weights_of(const ra_grad_job &job, float score, float p
     return {p, p * (product - delta) * job.scale};
 }
 
+/* Ends one row of a gradient as the item says: of the sums, or of the result. */
+template <typename T>
+static __device__ void store_sum(const ra_tensor &sums, const ra_tensor &result,
+                                 const ra_work_item &item, int head, int index, slice &s)
+{
+    int chan = (int)sums.size[RA_CHAN];
+    float *sum = ra_row<float>(sums, item.row, head, index);
+    if (!(item.flags & RA_WORK_FRESH)) {
+        blend(s, 1.0f, 1.0f, load(sum, chan));
+    }
+    if (item.flags & RA_WORK_FINAL) {
+        store(ra_row<T>(result, item.row, head, index), s, 1.0f, chan);
+    } else {
+        store(sum, s, 1.0f, chan);
+    }
+}
+
 /* dq of one query. */
 template <typename T>
 static __device__ void grad_query(const ra_grad_job &job, const ra_cuda_work &work,
@@ -209,7 +215,7 @@ static __device__ void grad_query(const ra_grad_job &job, const ra_cuda_work &wo
             blend(dq, 1.0f, 1.0f, part);
         }
     }
-    store_added(ra_row<float>(job.dq, item.row, head, index), dq, chan);
+    store_sum<T>(job.dq, job.to.dq, item, head, index, dq);
 }
 
 template <typename T>
@@ -254,7 +260,8 @@ template <typename T>
 static __device__ void grad_key(const ra_grad_job &job, const ra_cuda_work &work,
                                 const ra_work_item &item, int kv_head, int i)
 {
-    int source = item.flags, index = item.index + i, chan = (int)job.q.size[RA_CHAN];
+    int source = item.flags & RA_WORK_CHUNK ? RA_SOURCE_CHUNK : RA_SOURCE_OWN;
+    int index = item.index + i, chan = (int)job.q.size[RA_CHAN];
     int group = work.q_heads / work.kv_heads;
     slice k = load(ra_row<T>(job.k[source], item.row, kv_head, index), chan);
     slice v = load(ra_row<T>(job.v[source], item.row, kv_head, index), chan);
@@ -267,8 +274,8 @@ static __device__ void grad_key(const ra_grad_job &job, const ra_cuda_work &work
             }
         }
     }
-    store_added(ra_row<float>(job.dk[source], item.row, kv_head, index), dk, chan);
-    store_added(ra_row<float>(job.dv[source], item.row, kv_head, index), dv, chan);
+    store_sum<T>(job.dk[source], job.to.dk, item, kv_head, index, dk);
+    store_sum<T>(job.dv[source], job.to.dv, item, kv_head, index, dv);
 }
 
 template <typename T>
@@ -303,13 +310,8 @@ static bool supports_grad(const ra_grad_job *, const ra_cuda_work *, const ra_cu
     return true;
 }
 
-static bool stores_no_results(const ra_grad_results *)
-{
-    return false;
-}
-
-static ra_status launch_grad(const ra_grad_job *job, const ra_grad_results *,
-                             const ra_cuda_work *work, const ra_cuda_launch *at)
+static ra_status launch_grad(const ra_grad_job *job, const ra_cuda_work *work,
+                             const ra_cuda_launch *at)
 {
     dim3 queries((unsigned)work->host.item_count, (unsigned)work->q_heads);
     dim3 keys((unsigned)work->host.key_item_count, (unsigned)work->kv_heads);
@@ -326,5 +328,8 @@ static ra_status launch_grad(const ra_grad_job *job, const ra_grad_results *,
 
 extern "C" const ra_cuda_fold_kernel ra_cuda_simple_fold = {"simple", supports_fold, launch_fold};
 extern "C" const ra_cuda_grad_kernel ra_cuda_simple_grad = {
-    "simple", supports_grad, stores_no_results, launch_grad, false,
+    "simple",
+    supports_grad,
+    launch_grad,
+    false,
 };

@@ -18,6 +18,11 @@ static const double unevenness[] = {0.25, 1.0};
 
 /* ---- strips, tiles and blocks */
 
+static uint8_t when_of(const ra_piece *piece)
+{
+    return (uint8_t)((piece->fresh ? RA_SLAB_FRESH : 0) | (piece->final ? RA_SLAB_FINAL : 0));
+}
+
 static ra_status list_tiles(ra_slab_builder *b)
 {
     const ra_cover *cover = b->cover;
@@ -28,11 +33,14 @@ static ra_status list_tiles(ra_slab_builder *b)
         count += ra_ceil_div(cover->k[i].count, RA_BLOCK_KEYS);
     }
     RA_TRY(RA_NEW(&b->out->tile, count));
+    RA_TRY(RA_NEW(&b->tile_when, count));
     b->out->tile_count = count;
     for (int64_t i = 0; i < cover->k_count; i++) {
         const ra_piece *k = &cover->k[i];
         for (int64_t at = 0; at < k->count; at += RA_BLOCK_KEYS) {
-            b->out->tile[b->tile_first[i] + at / RA_BLOCK_KEYS] = (ra_slab_tile){
+            int64_t tile = b->tile_first[i] + at / RA_BLOCK_KEYS;
+            b->tile_when[tile] = when_of(k);
+            b->out->tile[tile] = (ra_slab_tile){
                 .source = k->source,
                 .row = (int32_t)k->tensor_row,
                 .index = (int32_t)(k->index + at),
@@ -75,6 +83,8 @@ static ra_status add_strips(ra_slab_builder *b, const ra_piece *q, int64_t reach
         RA_TRY(add_blocks(b, q, reach[at].begin, reach[at + count - 1].end, &first_key));
         if (b->block_count > before) {
             RA_TRY(RA_RESERVE(&out->strip, &b->strip_capacity, out->strip_count + 1));
+            RA_TRY(RA_RESERVE(&b->strip_when, &b->strip_when_capacity, out->strip_count + 1));
+            b->strip_when[out->strip_count] = when_of(q);
             out->strip[out->strip_count++] = (ra_slab_strip){
                 .row = (int32_t)q->tensor_row,
                 .index = (int32_t)(q->index + at),
@@ -310,8 +320,9 @@ ra_status ra_slabs_build(const ra_cover *cover, const ra_work *work, const ra_sl
         .parts = (layout->chan + RA_PRODUCT_CHAN - 1) / RA_PRODUCT_CHAN,
     };
     ra_status status = build(&b, &cursor);
-    void *scratch[] = {b.tile_first, b.block, b.strip_block, b.groups, b.tile_stamp, b.tile_refs,
-                       b.cost,       b.from,  b.end,         b.best,   cursor};
+    void *scratch[] = {b.tile_first, b.block,      b.strip_block, b.strip_when, b.tile_when,
+                       b.groups,     b.tile_stamp, b.tile_refs,   b.cost,       b.from,
+                       b.end,        b.best,       cursor};
     for (size_t i = 0; i < sizeof scratch / sizeof *scratch; i++) {
         ra_free(scratch[i]);
     }

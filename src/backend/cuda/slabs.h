@@ -49,7 +49,7 @@ typedef struct ra_slab_ref {
     int32_t unused[2];
 } ra_slab_ref;
 
-/* No earlier slab adds to the part; no later one will. */
+/* Nothing was added to the part before; nothing will be after this. */
 enum { RA_SLAB_FRESH = 1, RA_SLAB_FINAL = 2 };
 
 /* What a pair of CTAs sums up. Queries: dq of the two units of a strip; the terms are blocks. Keys:
@@ -85,10 +85,9 @@ typedef struct ra_slab_layout {
 } ra_slab_layout;
 
 typedef struct ra_slabs {
-    int32_t kv_heads;      /* of one slab; divides those of the layer */
-    int32_t units_heads;   /* heads of a pair of units: 2, or 1 where the group is odd */
-    int64_t queries, keys; /* that some slab adds to */
-    double cost;           /* predicted, in steps of 64 x 128 x 256 on every SM */
+    int32_t kv_heads;    /* of one slab; divides those of the layer */
+    int32_t units_heads; /* heads of a pair of units: 2, or 1 where the group is odd */
+    double cost;         /* predicted, in steps of 64 x 128 x 256 on every SM */
     int64_t strip_count, tile_count, block_count, ref_count, output_count, unit_count, slab_count;
     ra_slab_strip *strip;
     ra_slab_tile *tile;

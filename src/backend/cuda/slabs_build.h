@@ -24,7 +24,9 @@ typedef struct ra_slab_builder {
     int32_t *tile_first;  /* [k_count] */
     ra_slab_block *block; /* by strip and tile; out->block is by slab */
     int64_t block_count;
-    int32_t *strip_block; /* [strip_count + 1] */
+    int32_t *strip_block;            /* [strip_count + 1] */
+    uint8_t *strip_when, *tile_when; /* RA_SLAB_* that their pieces allow */
+    int64_t strip_when_capacity;
     ra_slab_group *groups;
     int64_t group_count, group_capacity;
     int32_t *tile_stamp, *tile_refs; /* scratch, [tile_count] */

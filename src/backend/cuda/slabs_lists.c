@@ -293,26 +293,24 @@ static ra_status add_slab(ra_slab_builder *b, int64_t from, int64_t to, entry *e
     return RA_OK;
 }
 
-/* The first and the last slab of every part; what parts there are. */
+/* The first and the last slab of every part, as far as its piece allows. */
 static void mark_parts(ra_slab_builder *b, ra_slab_output **strip_last, ra_slab_output **tile_last)
 {
     ra_slabs *out = b->out;
     for (int64_t i = 0; i < out->output_count; i++) {
         ra_slab_output *output = &out->output[i];
         ra_slab_output **last = output->keys ? tile_last : strip_last;
+        const uint8_t *allowed = output->keys ? b->tile_when : b->strip_when;
         for (int part = 0; part < 2; part++) {
             int32_t at = output->part[part];
             if (at < 0 || (part == 1 && !output->keys)) {
                 continue;
             }
-            bool fresh = !last[at];
-            out->keys += fresh && output->keys ? out->tile[at].count : 0;
-            out->queries += fresh && !output->keys ? out->strip[at].count : 0;
             if (last[at]) {
                 int32_t *when = last[at]->when;
                 when[output->keys && last[at]->part[0] != at] &= ~RA_SLAB_FINAL;
             }
-            output->when[part] = fresh ? RA_SLAB_FRESH | RA_SLAB_FINAL : RA_SLAB_FINAL;
+            output->when[part] = allowed[at] & (last[at] ? RA_SLAB_FINAL : ~0);
             last[at] = output;
         }
     }

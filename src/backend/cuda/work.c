@@ -123,6 +123,12 @@ static ra_work_run run_of(const ra_piece *k, ra_work_reach first, ra_work_reach 
     };
 }
 
+static int32_t flags_of(const ra_piece *piece)
+{
+    return (piece->fresh ? RA_WORK_FRESH : 0) | (piece->final ? RA_WORK_FINAL : 0) |
+           (piece->source == RA_SOURCE_CHUNK ? RA_WORK_CHUNK : 0);
+}
+
 static ra_status add_item(builder *b, const ra_piece *q, int64_t offset, int64_t reach,
                           int64_t *first_key)
 {
@@ -135,7 +141,7 @@ static ra_status add_item(builder *b, const ra_piece *q, int64_t offset, int64_t
         .count = (int32_t)count,
         .reach = (int32_t)reach,
         .run_first = (int32_t)w->run_count,
-        .flags = (q->fresh ? RA_WORK_FRESH : 0) | (q->final ? RA_WORK_FINAL : 0),
+        .flags = flags_of(q),
     };
     while (*first_key < q->last &&
            b->cover->k[*first_key].pos + b->cover->k[*first_key].count <= first.begin) {
@@ -225,7 +231,7 @@ static ra_status add_key_item(builder *b, const ra_piece *k, int64_t offset, int
         .count = (int32_t)count,
         .reach = (int32_t)begin,
         .run_first = (int32_t)w->key_run_count,
-        .flags = k->source,
+        .flags = flags_of(k),
     };
     while (*first_query < k->last && last_reach(b, *first_query).end <= begin) {
         ++*first_query;

@@ -18,8 +18,9 @@
 #include "plan/cover.h"
 
 enum {
-    RA_WORK_FRESH = 1, /* start from nothing, not from (acc, lse) */
-    RA_WORK_FINAL = 2, /* store out in its dtype */
+    RA_WORK_FRESH = 1, /* start from nothing, not from (acc, lse) or sums */
+    RA_WORK_FINAL = 2, /* store the result in its dtype */
+    RA_WORK_CHUNK = 4, /* keys of RA_SOURCE_CHUNK */
 };
 
 /* At most `tile` consecutive queries of one piece (one document), and the keys that any of them
@@ -60,9 +61,8 @@ typedef struct ra_work {
     ra_work_item *item;        /* [item_count] */
     ra_work_run *run;          /* key runs, [run_count]; a query tile's runs lie side by side */
     int64_t key_item_count, key_run_count;
-    ra_work_item *key_item; /* key tiles: row, index, count of keys; flags holds the RA_SOURCE_*,
-                               reach the position of the first key; a tile that no query sees is
-                               not listed */
+    ra_work_item *key_item; /* key tiles: row, index, count of keys; reach holds the position of
+                               the first key; a tile that no query sees is not listed */
     ra_work_run *key_run;   /* query runs: row, index, count, pos of queries; source unused; full:
                                queries that see every key of the item */
     int64_t reach_count;
