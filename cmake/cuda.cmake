@@ -125,7 +125,7 @@ if(RA_GPU_TESTS)
     file(GLOB support_sources CONFIGURE_DEPENDS ${tests}/support*.c)
     add_library(gpu_support STATIC ${support_sources}
         ${tests}/gpu/on_device.c ${tests}/gpu/device_job.c ${tests}/gpu/nccl_world.c
-        ${tests}/gpu/queued_comm.c)
+        ${tests}/gpu/queued_comm.c ${tests}/gpu/soak_rank.c)
     ra_target_flags(gpu_support)
     target_compile_options(gpu_support PUBLIC -include ${tests}/gpu/on_device.h)
     set_source_files_properties(${tests}/gpu/on_device.c PROPERTIES
@@ -141,7 +141,7 @@ if(RA_GPU_TESTS)
     # The CPU's own tests of the whole operation run there unchanged.
     foreach(source gpu/test_gpu_backend.c gpu/test_gpu_fold.c gpu/test_gpu_grad.c
             gpu/test_gpu_refused.c gpu/test_gpu_far.c gpu/test_gpu_memory.c
-            gpu/test_gpu_sweep.c gpu/test_gpu_ring.c gpu/test_gpu_nccl.c
+            gpu/test_gpu_sweep.c gpu/test_gpu_ring.c gpu/test_gpu_delays.c gpu/test_gpu_nccl.c
             gpu/test_gpu_nccl_faults.c gpu/test_gpu_nccl_soak.c test_prop_ring.c test_varlen.c
             test_probes_mask.c test_probes_data.c test_probes_shape.c)
         cmake_path(GET source STEM name)

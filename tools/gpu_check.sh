@@ -111,6 +111,7 @@ step_tests() {
     done
     collect
     begin "random ring, queued exchanges" env RA_TEST_QUEUED=1 "$build/gpu_ring" --seed 98
+    begin "delayed streams" "$build/gpu_delays"
     begin "random ring, plain kernels" env RA_TEST_SIMPLE=1 "$build/gpu_ring" --seed 99
     collect
     grep -h '^kernels:' "$logs/backend.log" | sed 's/^/      /'

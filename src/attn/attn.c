@@ -176,9 +176,9 @@ static ra_status run_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backwar
         .dv = s.dv,
         .slot_k = {s.partial_k[0], s.partial_k[1]},
         .slot_v = {s.partial_v[0], s.partial_v[1]},
+        .landing = s.landing,
         .landing_k = s.landing_k,
         .landing_v = s.landing_v,
-        .landing_rows = s.landing_rows,
     };
     int64_t begin = ra_trace_begin(ctx->options.trace);
     RA_TRY(fill_idle(plan, &io->dq, 0.0f));

@@ -2,7 +2,6 @@
 #include "attn/scratch.h"
 
 #include "base/alloc.h"
-#include "ring/route.h"
 
 typedef struct carver {
     char *base;
@@ -71,10 +70,11 @@ ra_backward_scratch ra_backward_carve(const ra_scratch_shape *shape, void *base)
         carve_slots(&c, shape, ra_dtype_bytes(layer->dtype), s.slot_k, s.slot_v);
     }
     carve_slots(&c, shape, sizeof(float), s.partial_k, s.partial_v);
-    s.landing_rows =
-        ra_route_landing_rows(shape->schedule, layer->kv_heads, dim, shape->landing_bytes);
-    s.landing_k = carve(&c, s.landing_rows * layer->kv_heads * dim * (int64_t)sizeof(float));
-    s.landing_v = carve(&c, s.landing_rows * layer->kv_heads * dim * (int64_t)sizeof(float));
+    s.landing = ra_route_landing(shape->schedule, layer->kv_heads, dim, shape->landing_bytes);
+    int64_t landing_bytes =
+        s.landing.count * s.landing.rows * layer->kv_heads * dim * (int64_t)sizeof(float);
+    s.landing_k = carve(&c, landing_bytes);
+    s.landing_v = carve(&c, landing_bytes);
     s.bytes = c.used;
     return s;
 }

@@ -3,7 +3,7 @@
 #ifndef RA_ATTN_SCRATCH_H
 #define RA_ATTN_SCRATCH_H
 
-#include "plan/schedule.h"
+#include "ring/route.h"
 #include "tensor/tensor.h"
 
 /* The sizes that decide. */
@@ -27,8 +27,8 @@ typedef struct ra_backward_scratch {
     ra_tensor dq, dk, dv; /* f32 sums */
     void *slot_k[2], *slot_v[2];
     void *partial_k[2], *partial_v[2]; /* f32 sums of two chunks */
-    void *landing_k, *landing_v;       /* f32, landing_rows of other ranks' sums */
-    int64_t landing_rows;
+    void *landing_k, *landing_v;       /* f32, pieces of other ranks' sums */
+    ra_landing landing;
     uint64_t bytes;
 } ra_backward_scratch;
 

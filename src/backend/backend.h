@@ -6,8 +6,9 @@
  * Scores are scale * q.k, in f32 or better; softmax, lse, delta and all sums in f32. Only pairs
  * that the cover's mask allows contribute, and only rows of its pieces are read: a NaN in padding
  * or in another document cannot reach a result. Kernels are deterministic: same inputs, same level,
- * same bits, whatever the team. Jobs are checked by the callers; kernels assert. `add` runs beside
- * a fold or grad, on the thread that brings gradients home, and must share no state with them.
+ * same bits, whatever the team. Jobs are checked by the callers; kernels assert. `add`
+ * runs beside a fold or grad, on the thread that brings gradients home, and must share no state
+ * with them.
  */
 #ifndef RA_BACKEND_BACKEND_H
 #define RA_BACKEND_BACKEND_H
@@ -86,16 +87,18 @@ typedef struct ra_backend_ops {
     void (*free)(void *self, void *memory);
     ra_status (*fold)(void *self, const ra_fold_job *job);
     ra_status (*grad)(void *self, const ra_grad_job *job);
-    ra_status (*fill)(void *self, const ra_tensor *t, float value);           /* any dtype */
-    ra_status (*add)(void *self, const ra_tensor *to, const ra_tensor *from); /* f32, same sizes */
+    ra_status (*fill)(void *self, const ra_tensor *t, float value); /* any dtype */
+    /* f32, same sizes; may return before it is done, which wait_add waits for. */
+    ra_status (*add)(void *self, const ra_tensor *to, const ra_tensor *from);
+    ra_status (*wait_add)(void *self);
     ra_status (*cast)(void *self, const ra_tensor *to,
                       const ra_tensor *from); /* f32 to any dtype */
     ra_status (*row_dot)(void *self, const ra_tensor *a, const ra_tensor *b,
                          const ra_tensor *dot); /* f32 sum over D */
     const char *(*level)(void *self);
     void (*close)(void *self);
-    /* For transports that queue exchanges on the device; NULL if there is none: the device's event
-     * of a mark, and: what is called from now on starts behind an event of the device. */
+    /* For transports that queue exchanges on the device: the device's event of a mark, NULL if it
+     * has none, and: what is called from now on starts behind an event of the device. */
     void *(*mark_event)(void *self, int mark);
     ra_status (*follow)(void *self, void *event);
     /* Gradients that come home land in pieces of about so many bytes; 0 = 4 MiB. Equal for all
@@ -110,6 +113,11 @@ struct ra_backend {
 
 /* check where kernels may touch any memory. */
 ra_status ra_backend_check_nothing(void *self, const ra_tensor *t, const char *name);
+
+/* mark_event, follow and wait_add where every call is done when it returns. */
+void *ra_backend_no_event(void *self, int mark);
+ra_status ra_backend_follow_nothing(void *self, void *event);
+ra_status ra_backend_wait_nothing(void *self);
 
 /* Asked about every tensor of a caller before anything of a call starts; a refusal names it. */
 ra_status ra_backend_check(const ra_backend *backend, const ra_tensor *t, const char *name);

@@ -64,7 +64,7 @@ static ra_status post(ra_collect *c, int hop)
         RA_TRY(backend->ops->mark(backend->self, RA_MARK_COLLECT + hop % 2));
         c->task[hop % 2] = (ra_collect_task){c, hop};
         c->ticket[hop % 2] = ra_ring_post(c->ring, (ra_task){exchange_hop, &c->task[hop % 2]}, hop);
-        RA_TRY(ra_ring_let_begin(c->ring, c->ticket[hop % 2]));
+        RA_TRY(ra_ring_let_begin(c->ring, c->ticket[hop % 2], RA_MARK_COLLECT + hop % 2));
     }
     return RA_OK;
 }

@@ -1,11 +1,13 @@
 /* Both sides of the courier, with what it costs the computation in the trace. */
 #include "ring/ring.h"
 
-/* Without overlap the exchange is done before the computation is queued. */
-static bool is_queued_on_device(const ra_ring *ring)
+/* The device's event of a mark, if exchanges are queued there, else NULL. Without overlap an
+ * exchange is done before the computation is queued. */
+static void *queued_behind(const ra_ring *ring, int mark)
 {
-    return ra_comm_has_exchange_behind(ring->comm) && ring->backend->ops->mark_event &&
-           ra_courier_overlaps(ring->courier);
+    const ra_backend *backend = ring->backend;
+    bool queues = ra_comm_has_exchange_behind(ring->comm) && ra_courier_overlaps(ring->courier);
+    return queues ? backend->ops->mark_event(backend->self, mark) : NULL;
 }
 
 static void say_queued(void *arg, void *event)
@@ -16,9 +18,10 @@ static void say_queued(void *arg, void *event)
 ra_status ra_ring_exchange(const ra_ring *ring, int mark, int xfer_count)
 {
     const ra_backend *backend = ring->backend;
-    if (is_queued_on_device(ring)) {
+    void *after = queued_behind(ring, mark);
+    if (after) {
         const ra_order order = {
-            .after = backend->ops->mark_event(backend->self, mark),
+            .after = after,
             .queued = say_queued,
             .arg = ring->courier,
         };
@@ -29,10 +32,11 @@ ra_status ra_ring_exchange(const ra_ring *ring, int mark, int xfer_count)
     return ra_comm_exchange(ring->comm, ring->xfers, xfer_count, ring->timeout_ms);
 }
 
-ra_status ra_ring_let_begin(const ra_ring *ring, int64_t ticket)
+ra_status ra_ring_let_begin(const ra_ring *ring, int64_t ticket, int mark)
 {
     const ra_backend *backend = ring->backend;
-    void *event = is_queued_on_device(ring) ? ra_courier_wait_begun(ring->courier, ticket) : NULL;
+    bool queued = queued_behind(ring, mark) != NULL;
+    void *event = queued ? ra_courier_wait_begun(ring->courier, ticket) : NULL;
     return event ? backend->ops->follow(backend->self, event) : RA_OK;
 }
 

@@ -22,9 +22,10 @@ typedef struct ra_ring {
 
 /* In a courier task: exchanges ring->xfers behind a mark of the computation. */
 ra_status ra_ring_exchange(const ra_ring *ring, int mark, int xfer_count);
-/* Behind the post of a task that exchanges, on the caller's side: where exchanges are queued on the
- * device, lets this one be queued before the next computation, which may leave it no processor. */
-ra_status ra_ring_let_begin(const ra_ring *ring, int64_t ticket);
+/* Behind the post of a task that exchanges behind a mark, on the caller's side: where exchanges are
+ * queued on the device, lets this one be queued before the next computation, which may leave it no
+ * processor. */
+ra_status ra_ring_let_begin(const ra_ring *ring, int64_t ticket, int mark);
 
 /* ra_courier_post and ra_courier_wait; the time in which the computation stands still goes into
  * the trace. what: a string literal. */

@@ -1,15 +1,17 @@
 /* Exchanges of gradient rows as courier tasks: the legs of collect, backwards. */
 #include "ring/route.h"
 
-int64_t ra_route_landing_rows(const ra_schedule *schedule, int64_t heads, int64_t head_dim,
-                              int64_t bytes)
+ra_landing ra_route_landing(const ra_schedule *schedule, int64_t heads, int64_t head_dim,
+                            int64_t bytes)
 {
     int64_t rows = 0;
     for (int l = 0; l < schedule->leg_count; l++) {
         rows = ra_max_i64(rows, schedule->leg[l].rows_max);
     }
     int64_t row_bytes = 2 * heads * head_dim * (int64_t)sizeof(float);
-    return ra_min_i64(rows, ra_max_i64(1, (bytes ? bytes : RA_LANDING_BYTES) / row_bytes));
+    int64_t half = ra_max_i64(1, (bytes ? bytes : RA_LANDING_BYTES) / (2 * row_bytes));
+    return rows <= half ? (ra_landing){rows, 1}
+                        : (ra_landing){ra_min_i64(half, ra_ceil_div(rows, 2)), 2};
 }
 
 static ra_tensor partial_view(const ra_route *r, int hop, void *const *slot)
@@ -18,9 +20,14 @@ static ra_tensor partial_view(const ra_route *r, int hop, void *const *slot)
                           r->ring->schedule->hop[hop].chunk_rows, r->ring->head_dim);
 }
 
-static ra_tensor landing_view(const ra_route *r, void *landing)
+/* Where piece `piece` of a leg lands. */
+static ra_tensor landing_view(const ra_route *r, void *landing, int64_t piece)
 {
-    return ra_tensor_bhsd(landing, RA_F32, 1, r->ring->heads, r->landing_rows, r->ring->head_dim);
+    ra_tensor t = ra_tensor_bhsd(landing, RA_F32, r->landing.count, r->ring->heads, r->landing.rows,
+                                 r->ring->head_dim);
+    t.data = ra_tensor_at(&t, piece % r->landing.count, 0, 0);
+    t.size[RA_ROW] = 1;
+    return t;
 }
 
 /* Lists rows [begin, end) of a message: where they are in a chunk's sums, or, if they land, from
@@ -41,11 +48,12 @@ static ra_xfer list_rows(const ra_ring *ring, const ra_message *message, const r
     return ra_blocks_xfer(ring->blocks, first, message->peer, send);
 }
 
-static ra_status add_landed(const ra_route *r, const ra_message *message, int64_t begin,
-                            int64_t end)
+static ra_status add_landed(const ra_route *r, const ra_message *message, int64_t piece)
 {
     const ra_backend *backend = r->ring->backend;
-    ra_tensor landed[2] = {landing_view(r, r->landing_k), landing_view(r, r->landing_v)};
+    int64_t begin = piece * r->landing.rows, end = begin + r->landing.rows;
+    ra_tensor landed[2] = {landing_view(r, r->landing_k, piece),
+                           landing_view(r, r->landing_v, piece)};
     const ra_tensor *const own[2] = {&r->dk, &r->dv};
     for (int i = 0; i < 2; i++) {
         ra_slice slice;
@@ -61,16 +69,15 @@ static ra_status add_landed(const ra_route *r, const ra_message *message, int64_
     return RA_OK;
 }
 
-/* Rows [begin, end) of both directions of one leg: what collect received goes back, what it sent
- * comes home. */
-static ra_status exchange_piece(const ra_route *r, const ra_leg *leg, int hop, int64_t begin,
-                                int64_t end)
+/* Piece of both directions of one leg: what collect received goes back, what it sent comes home. */
+static ra_status exchange_piece(const ra_route *r, const ra_leg *leg, int hop, int64_t piece)
 {
     const ra_ring *ring = r->ring;
+    int64_t begin = piece * r->landing.rows, end = begin + r->landing.rows;
     ra_tensor partial_k = partial_view(r, hop, r->slot_k);
     ra_tensor partial_v = partial_view(r, hop, r->slot_v);
-    ra_tensor landing_k = landing_view(r, r->landing_k);
-    ra_tensor landing_v = landing_view(r, r->landing_v);
+    ra_tensor landing_k = landing_view(r, r->landing_k, piece);
+    ra_tensor landing_v = landing_view(r, r->landing_v, piece);
     int xfer_count = 0;
     ring->blocks->count = 0;
     if (begin < leg->recv.row_count) {
@@ -81,8 +88,19 @@ static ra_status exchange_piece(const ra_route *r, const ra_leg *leg, int hop, i
         ring->xfers[xfer_count++] =
             list_rows(ring, &leg->send, &landing_k, &landing_v, begin, end, false);
     }
-    RA_TRY(ra_comm_exchange(ring->comm, ring->xfers, xfer_count, ring->timeout_ms));
-    return add_landed(r, &leg->send, begin, end);
+    return ra_comm_exchange(ring->comm, ring->xfers, xfer_count, ring->timeout_ms);
+}
+
+/* Piece by piece: while one is added to this rank's sums, the next one travels. */
+static ra_status exchange_leg(const ra_route *r, const ra_leg *leg, int hop)
+{
+    const ra_backend *backend = r->ring->backend;
+    for (int64_t piece = 0; piece * r->landing.rows < leg->rows_max; piece++) {
+        RA_TRY(exchange_piece(r, leg, hop, piece));
+        RA_TRY(backend->ops->wait_add(backend->self)); /* the piece after this lands there */
+        RA_TRY(add_landed(r, &leg->send, piece));
+    }
+    return backend->ops->wait_add(backend->self);
 }
 
 static ra_status route_hop(void *arg)
@@ -94,10 +112,7 @@ static ra_status route_hop(void *arg)
     ra_status status = backend->ops->wait_mark(backend->self, RA_MARK_ROUTE + task->hop % 2);
     int64_t started = ra_trace_begin(r->ring->trace);
     for (int l = hop->leg_first; !status && l < hop->leg_first + hop->leg_count; l++) {
-        const ra_leg *leg = &r->ring->schedule->leg[l];
-        for (int64_t begin = 0; !status && begin < leg->rows_max; begin += r->landing_rows) {
-            status = exchange_piece(r, leg, task->hop, begin, begin + r->landing_rows);
-        }
+        status = exchange_leg(r, &r->ring->schedule->leg[l], task->hop);
     }
     ra_trace_end(r->ring->trace, started, "return gradients", RA_LANE_COMM,
                  ra_comm_rank(r->ring->comm), task->hop);

@@ -1,8 +1,9 @@
 /*
  * Sends the dK/dV partial sums of hop after hop back to the owners of the rows and adds what
  * arrives to this rank's own sums, in hop order, so that the bits never depend on timing. What
- * arrives lands in a buffer of bounded size, piece by piece. While hop h is computed into one slot,
- * hop h - 1's sums travel from the other. Must not know the mask or what is computed.
+ * arrives lands in one of two buffers of bounded size, piece by piece: while one is added, the next
+ * piece lands in the other. While hop h is computed into one slot, hop h - 1's sums travel from the
+ * other. Must not know the mask or what is computed.
  */
 #ifndef RA_RING_ROUTE_H
 #define RA_RING_ROUTE_H
@@ -12,6 +13,12 @@
 /* Of backends that do not know better: pieces of a few MiB move fastest between processes, and
  * bound the memory. */
 enum { RA_LANDING_BYTES = 4 << 20 };
+
+/* Where gradients arrive: equal on all ranks. */
+typedef struct ra_landing {
+    int64_t rows; /* of a piece */
+    int count;    /* pieces that there is room for: 1 if no message has more, else 2 */
+} ra_landing;
 
 typedef struct ra_route ra_route;
 
@@ -24,15 +31,16 @@ struct ra_route {
     const ra_ring *ring;
     ra_tensor dk, dv;            /* f32 sums of this rank's own rows, [B, Hkv, S, D] */
     void *slot_k[2], *slot_v[2]; /* f32 partial sums of a chunk's rows */
-    void *landing_k, *landing_v; /* f32, [1, Hkv, landing_rows, D] */
-    int64_t landing_rows;        /* equal on all ranks */
+    ra_landing landing;
+    void *landing_k, *landing_v; /* f32, [landing.count, Hkv, landing.rows, D] */
     ra_route_task task[2];
     int64_t ticket[2];
 };
 
-/* Rows of a landing buffer, from what all ranks know. bytes: of both buffers; 0 = the above. */
-int64_t ra_route_landing_rows(const ra_schedule *schedule, int64_t heads, int64_t head_dim,
-                              int64_t bytes);
+/* The landing of the largest message, from what all ranks know, in about `bytes` for keys and
+ * values together; 0 = the above. */
+ra_landing ra_route_landing(const ra_schedule *schedule, int64_t heads, int64_t head_dim,
+                            int64_t bytes);
 
 /* Room for the sums of hop >= 1's rows, [1, Hkv, chunk_rows, D] f32; waits until the slot's last
  * sums are on their way. */

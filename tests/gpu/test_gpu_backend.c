@@ -155,6 +155,7 @@ static void test_elementwise(void **state)
         device_job_expect(ops->mark(backend->self, RA_MARK_ROUTE));
         device_job_expect(ops->wait_mark(backend->self, RA_MARK_ROUTE));
         device_job_expect(ops->add(backend->self, &tb, &ta));
+        device_job_expect(ops->wait_add(backend->self));
         device_job_expect(ops->cast(backend->self, &th, &ta));
         device_job_expect(ops->fill(backend->self, &to, -2.0f));
         device_job_expect(ops->row_dot(backend->self, &th, &to, &dot));

@@ -148,10 +148,13 @@ static const ra_backend_ops ops = {
     .grad = grad,
     .fill = fill,
     .add = add,
+    .wait_add = ra_backend_wait_nothing,
     .cast = cast,
     .row_dot = row_dot,
     .level = level,
     .close = close_cpu,
+    .mark_event = ra_backend_no_event,
+    .follow = ra_backend_follow_nothing,
 };
 
 ra_status ra_backend_open_cpu(int threads, const char *level_name, ra_backend **out)

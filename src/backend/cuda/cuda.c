@@ -18,8 +18,6 @@
 
 enum { PIECE_ALIGN = 256 };
 
-static const uint64_t pool_keeps = (uint64_t)64 << 20;
-
 typedef struct cuda {
     int device, sm_count, capability;
     char level[16]; /* "sm_90" */
@@ -316,7 +314,13 @@ static ra_status add(void *self, const ra_tensor *to, const ra_tensor *from)
 {
     const cuda *c = self;
     RA_TRY(enter(c));
-    RA_TRY(ra_cuda_add(to, from, c->home));
+    return ra_cuda_add(to, from, c->home);
+}
+
+static ra_status wait_add(void *self)
+{
+    const cuda *c = self;
+    RA_TRY(enter(c));
     RA_CUDA_TRY(cudaStreamSynchronize(c->home));
     return RA_OK;
 }
@@ -386,6 +390,7 @@ static const ra_backend_ops ops = {
     .grad = grad,
     .fill = fill,
     .add = add,
+    .wait_add = wait_add,
     .cast = cast,
     .row_dot = row_dot,
     .level = level,
@@ -402,7 +407,7 @@ static ra_status open_pool(cuda *c)
         .allocType = cudaMemAllocationTypePinned,
         .location = {.type = cudaMemLocationTypeDevice, .id = c->device},
     };
-    uint64_t keeps = pool_keeps;
+    uint64_t keeps = (uint64_t)64 << 20;
     int no = 0;
     RA_CUDA_TRY(cudaMemPoolCreate(&c->pool, &properties));
     RA_CUDA_TRY(cudaMemPoolSetAttribute(c->pool, cudaMemPoolAttrReleaseThreshold, &keeps));
