@@ -1,15 +1,37 @@
 /* The callbacks of the wire, and the blows. */
 #include "support_fault.h"
 
+#include <net/if.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "comm/comm.h"
 #include "support_relay.h"
+
+bool fault_network_set(bool up)
+{
+    struct ifreq lo = {.ifr_name = "lo"};
+    int any = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool done = any >= 0 && ioctl(any, SIOCGIFFLAGS, &lo) == 0;
+    lo.ifr_flags = (short)(up ? lo.ifr_flags | IFF_UP : lo.ifr_flags & ~IFF_UP);
+    done = done && ioctl(any, SIOCSIFFLAGS, &lo) == 0;
+    if (any >= 0) {
+        close(any);
+    }
+    return done;
+}
+
+bool fault_network_own(void)
+{
+    return unshare(CLONE_NEWNET) == 0 && fault_network_set(true);
+}
 
 static bool is_moment(const fault_wire *w, const char *moment)
 {
@@ -49,8 +71,10 @@ static ra_status strike(const fault_wire *w, const char *moment)
         nanosleep(&t, NULL);
     } else if (strcmp(f->kind, "error") == 0) {
         return ra_fail(RA_E_COMM, "the network card caught fire");
-    } else if (strcmp(f->kind, "cut") == 0) {
+    } else if (strcmp(f->kind, "cut") == 0 && f->folder) {
         ask_for_cut(f->folder);
+    } else if (strcmp(f->kind, "cut") == 0) {
+        fault_network_set(false);
     }
     return RA_OK;
 }
@@ -98,6 +122,7 @@ ra_status fault_comm_open(fault_wire *wire, ra_comm **out)
 {
     ra_comm_callbacks callbacks = relay_callbacks(wire);
     callbacks.exchange = wire_exchange;
+    callbacks.close = wire->borrowed ? relay_close_nothing : callbacks.close;
     wire->rank = ra_comm_rank(wire->inner);
     ra_status status = ra_comm_open_custom(wire->rank, ra_comm_size(wire->inner), &callbacks, out);
     if (!status && ra_comm_has_exchange_behind(wire->inner)) {

@@ -1,8 +1,9 @@
 /* Faults over NCCL, two processes with a GPU each: one is killed, stopped or late, or returns an
- * error, before, in the middle of or after an exchange, in the forward and in the backward. The
- * other must return RA_E_COMM within the time-out + 2 s, naming a rank and the hop, free its
- * memory, live, and open a new communicator. Worlds run beside each other, but
- * for two in which the memory is watched. */
+ * error, or their link is cut, before, in the middle of or after an exchange, in the forward and in
+ * the backward. The other must return RA_E_COMM within the time-out + 2 s, naming a rank and the
+ * hop, free its memory, live, and open a new communicator. Worlds run beside each other, but for
+ * two in which the memory is watched. The link that is cut is the loopback of a network namespace
+ * in which NCCL is told to use nothing but sockets. */
 #include "nccl_world.h"
 #include "support_fault.h"
 
@@ -17,6 +18,11 @@
 #include "comm/comm.h"
 
 enum { TIMEOUT_MS = 1000, WARM_MS = 20000, VICTIM = 1, SEQ = 4096, BESIDE = 6, WORLDS_MAX = 32 };
+
+static const char *const only_sockets[][2] = {
+    {"NCCL_P2P_DISABLE", "1"}, {"NCCL_SHM_DISABLE", "1"},    {"NCCL_IB_DISABLE", "1"},
+    {"NCCL_NET", "Socket"},    {"NCCL_SOCKET_IFNAME", "lo"},
+};
 
 /* One world's fault, and what its ranks say; shared. */
 typedef struct trial {
@@ -103,6 +109,19 @@ static bool lives_on(int rank)
     return works;
 }
 
+/* Restores a link that was cut, when nobody waits for it any more: a new communicator needs it. */
+static void mend(const trial *t, int rank)
+{
+    struct timespec nap = {0, 50000000};
+    double limit = support_now() + 10;
+    if (strcmp(t->plan.kind, "cut") == 0) {
+        while (!*(volatile const ra_status *)&t->seen[1 - rank].status && support_now() < limit) {
+            nanosleep(&nap, NULL);
+        }
+        fault_network_set(true);
+    }
+}
+
 static void run_trial(int rank, ra_comm *inner, void *arg, rank_report *report)
 {
     trial *t = arg;
@@ -118,6 +137,7 @@ static void run_trial(int rank, ra_comm *inner, void *arg, rank_report *report)
     if (!t->seen[rank].status) {
         run_ctx(&w, comm, t, TIMEOUT_MS);
     }
+    mend(t, rank);
     ra_comm_close(comm);
     t->freed_mib[rank] = ((long long)free_memory() - (long long)before) / (1 << 20);
     t->lives[rank] = lives_on(rank);
@@ -178,52 +198,86 @@ static fault fault_of(const char *kind, const char *moment, int phase)
                    .late_ms = 3 * TIMEOUT_MS};
 }
 
-static int list_trials(const problem *p, trial *trials)
+/* A fault at every moment. */
+static void list_moments(const char *kind, trial *trials, int *count)
 {
-    static const char *const kinds[] = {"kill", "stop", "slow", "error"};
     static const char *const moments[] = {"before", "at", "after"};
-    int count = 0;
-    trials[count++] = (trial){.plan = fault_of("none", "before", FAULT_FORWARD), .alone = true};
-    trials[count++] = (trial){.plan = fault_of("error", "at", FAULT_FORWARD), .alone = true};
-    for (int k = 0; k < 4; k++) {
-        for (int phase = FAULT_FORWARD; phase <= FAULT_BACKWARD; phase++) {
-            for (int m = 0; m < 3; m++) {
-                trials[count++] = (trial){.plan = fault_of(kinds[k], moments[m], phase)};
-            }
+    for (int phase = FAULT_FORWARD; phase <= FAULT_BACKWARD; phase++) {
+        for (int m = 0; m < 3; m++) {
+            trials[(*count)++] = (trial){.plan = fault_of(kind, moments[m], phase)};
         }
     }
+}
+
+static void run_trials(trial *trials, int count, const problem *p, int *failures)
+{
+    nccl_world worlds[WORLDS_MAX];
     for (int i = 0; i < count; i++) {
         trials[i].p = p;
     }
-    return count;
+    for (int first = 0, beside; first < count; first += beside) {
+        beside = trials[first].alone ? 1 : count - first < BESIDE ? count - first : BESIDE;
+        support_limit(100, "faults over NCCL from number %d on", first);
+        for (int i = first; i < first + beside; i++) {
+            if (strcmp(trials[i].plan.kind, "cut") == 0) {
+                assert_true(fault_network_own()); /* each world its own */
+            }
+            nccl_world_start(&worlds[i], 2, run_trial, &trials[i]);
+        }
+        finish(trials + first, worlds + first, beside, failures);
+    }
+}
+
+static void make_problem(problem *p)
+{
+    rng r = rng_of(support_seed());
+    problem_create(p, layer_of(4, 2, 256, RA_BF16), 1, SEQ);
+    problem_fill_unit(p, &r);
 }
 
 static void test_faults(void **state)
 {
     (void)state;
+    static const char *const kinds[] = {"kill", "stop", "slow", "error"};
     trial *trials = shared_memory(WORLDS_MAX * sizeof *trials);
-    nccl_world worlds[WORLDS_MAX];
     problem p;
-    rng r = rng_of(support_seed());
-    int failures = 0;
-    problem_create(&p, layer_of(4, 2, 256, RA_BF16), 1, SEQ);
-    problem_fill_unit(&p, &r);
-    int count = list_trials(&p, trials);
-    for (int first = 0, beside; first < count; first += beside) {
-        beside = trials[first].alone ? 1 : count - first < BESIDE ? count - first : BESIDE;
-        support_limit(100, "faults over NCCL from number %d on", first);
-        for (int i = first; i < first + beside; i++) {
-            nccl_world_start(&worlds[i], 2, run_trial, &trials[i]);
-        }
-        finish(trials + first, worlds + first, beside, &failures);
+    int failures = 0, count = 0;
+    make_problem(&p);
+    trials[count++] = (trial){.plan = fault_of("none", "before", FAULT_FORWARD), .alone = true};
+    trials[count++] = (trial){.plan = fault_of("error", "at", FAULT_FORWARD), .alone = true};
+    for (int k = 0; k < 4; k++) {
+        list_moments(kinds[k], trials, &count);
     }
+    run_trials(trials, count, &p, &failures);
+    problem_free(&p);
+    assert_int_equal(failures, 0);
+}
+
+/* The last test: this process stays in a network of its own. */
+static void test_cut_link(void **state)
+{
+    (void)state;
+    trial *trials = shared_memory(WORLDS_MAX * sizeof *trials);
+    problem p;
+    int failures = 0, count = 0;
+    if (!fault_network_own()) {
+        printf("skipped: a cut link needs a network namespace, which needs root\n");
+        return;
+    }
+    for (size_t i = 0; i < sizeof only_sockets / sizeof *only_sockets; i++) {
+        setenv(only_sockets[i][0], only_sockets[i][1], 1);
+    }
+    make_problem(&p);
+    list_moments("cut", trials, &count);
+    run_trials(trials, count, &p, &failures);
     problem_free(&p);
     assert_int_equal(failures, 0);
 }
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_faults)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_faults),
+                                       cmocka_unit_test(test_cut_link)};
     support_start(argc, argv);
     if (nccl_devices() < 2 || nccl_unavailable()) {
         printf("skipped: faults over NCCL need 2 GPUs and NCCL, here are %d: %s\n", nccl_devices(),
