@@ -15,7 +15,8 @@ build = mkdir -p build && echo 'building preset $(1), log in build/$(1).log' && 
 
 help:
 	@echo 'make demo      build, then check two captured Gemma 4 layers on 4 ranks, forward and backward'
-	@echo 'make check     build with asserts and run every test; Python'\''s where its environment is'
+	@echo 'make check     build with asserts and run every test; the first time it installs torch and'
+	@echo '               transformers outside the tree, several GB: PYTHON_TESTS=--installed does not'
 	@echo 'make bench     time forward and backward on the CPU, beside PyTorch where it is installed;'
 	@echo '               ARGS=--quick for a short one, ARGS=--help for more'
 	@echo 'make soak      10,000 steps under random delays: memory, order and bits stay'
@@ -38,7 +39,7 @@ check:
 	@tools/setup.sh check
 	@$(call build,dev)
 	ctest --preset dev -j $(JOBS)
-	@tools/python_tests.sh --installed
+	@tools/python_tests.sh $(PYTHON_TESTS)
 
 # 5,000 percent of the test's 200 steps.
 soak:

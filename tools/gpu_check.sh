@@ -225,6 +225,7 @@ step_mpi() {
 }
 
 # The Python package on CUDA tensors, from the tree: ranks are processes that share the GPUs.
+# What the CPU alone repeats is marked thorough: pytest -m thorough runs it here too, in minutes.
 step_python() {
     local file
     if ! python3 -c 'import pytest, torch; torch.empty(1, device="cuda")' 2>/dev/null; then
@@ -233,13 +234,15 @@ step_python() {
     fi
     local run=(env RINGATTN_LIBRARY="$(realpath "$build/libringattn-cuda.so")"
         RINGATTN_TEST_DEVICE=cuda PYTHONPATH="$PWD/python:${PYTHONPATH:-}"
-        PYTHONDONTWRITEBYTECODE=1 python3)
+        PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1 python3)
     for file in python/tests/test_*.py; do
-        begin "python $(basename "$file" .py)" "${run[@]}" -m pytest -q --tb=short "$file"
+        begin "python $(basename "$file" .py)" "${run[@]}" -m pytest -q --tb=short -rs \
+            -m "not thorough" "$file"
     done
     collect
     for file in "$logs"/python_test_*.log; do
         echo "      $(basename "$file" .log): $(tail -n 1 "$file")"
+        grep '^SKIPPED' "$file" | sed 's/^/        /'
     done
 }
 

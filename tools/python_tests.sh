@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs torch, transformers and this tree's wheel into an environment outside the tree, once, and
-# runs python/tests there. Ends with "python: N passed ..." or a skip that says why.
+# runs python/tests there. Ends with "ok    python: N passed ..." or a skip that says why.
 # usage: python_tests.sh [--installed] [PYTEST ARGUMENTS]
 #   --installed       skip where there is no such environment yet, rather than install it
 #   RINGATTN_VENV     the environment, default ~/.cache/ringattn-venv (about 6 GB with CUDA's wheels)
@@ -9,6 +9,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 
 venv=${RINGATTN_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/ringattn-venv}
+room_gb=10 # the environment, and the packages while they are unpacked
 tree=$PWD
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
@@ -16,11 +17,15 @@ trap 'rm -f "$log"' EXIT
 skip() {
     echo "skip  python: $1"
     tail -n 3 "$log" | sed 's/^/        /'
+    echo "        no Python test ran; tools/python_tests.sh runs them (docs/pytorch.md)"
     exit 0
 }
+free_gb() { # free_gb DIRECTORY: it need not exist yet
+    local directory=$1
+    until [ -d "$directory" ]; do directory=$(dirname "$directory"); done
+    df -Pk "$directory" | awk 'NR == 2 { print int($4 / 1048576) }'
+}
 
-python=$(command -v python3) || skip "no python3 here"
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || skip "python3 is older than 3.10"
 installed_only=false
 if [ "${1:-}" = --installed ]; then
     installed_only=true
@@ -29,13 +34,17 @@ fi
 
 wanted=$(grep -E '^(requires|test|dependencies) = ' pyproject.toml)
 if [ "$(cat "$venv/ringattn-wanted" 2>/dev/null)" != "$wanted" ]; then
-    $installed_only && skip "no environment with torch; tools/python_tests.sh makes it, several GB"
-    echo "python: environment $venv"
-    echo "python: installing torch, transformers and pytest there (several GB, once)"
-    "$python" -m venv "$venv" >"$log" 2>&1 || skip "no virtual environment can be made"
+    $installed_only && skip "torch and transformers, several GB, are not installed for the tests"
+    tools/setup.sh python >"$log" 2>&1 || skip "no virtual environment can be made"
+    python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+        skip "python3 is older than 3.10"
+    free=$(free_gb "$venv")
+    [ "$free" -ge $room_gb ] || skip "$free GB are free for $venv, $room_gb GB are needed"
+    echo "python: installing torch, transformers and pytest, once, several GB, in $venv"
+    python3 -m venv "$venv" >"$log" 2>&1 || skip "no virtual environment can be made"
     mapfile -t packages < <(printf '%s\n' "$wanted" | grep -E '^(requires|test) = ' |
         grep -oE '"[^"]+"' | tr -d '"')
-    timeout "${RA_PYTHON_INSTALL_LIMIT:-1200}" "$venv/bin/pip" install -q \
+    timeout "${RA_PYTHON_INSTALL_LIMIT:-1200}" "$venv/bin/pip" install -q --retries 2 \
         --disable-pip-version-check "${packages[@]}" >"$log" 2>&1 ||
         skip "${packages[*]} cannot be installed"
     printf '%s\n' "$wanted" >"$venv/ringattn-wanted"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes sure that what a build needs is installed, and says what it installs. Does nothing, and
 # uses no network, when all is there.
-# usage: setup.sh [demo|bench|check|mpi|lint|fuzz|ci]    what the machine is to do; default demo
+# usage: setup.sh [demo|bench|check|python|mpi|lint|fuzz|ci]    what is to be done; default demo
 set -eu
 
 purpose=${1:-demo}
@@ -36,6 +36,10 @@ case $purpose in
 demo) ;;
 bench) need python3 has python3 ;;
 check) need libcmocka-dev pkg-config --exists cmocka ;;
+python)
+    need python3 has python3
+    need python3-venv python3 -c 'import ensurepip'
+    ;;
 mpi)
     need libcmocka-dev pkg-config --exists cmocka
     need libopenmpi-dev has mpicc
@@ -46,7 +50,7 @@ lint | fuzz | ci)
     need clang has clang
     ;;
 *)
-    echo "setup.sh: '$purpose', expected demo, bench, check, mpi, lint, fuzz or ci" >&2
+    echo "setup.sh: '$purpose', expected demo, bench, check, python, mpi, lint, fuzz or ci" >&2
     exit 2
     ;;
 esac

@@ -358,6 +358,10 @@ def _candidates(stem: str) -> list[str]:
     return [*(str(path) for path in inside), f"lib{stem}.so.0", f"lib{stem}.dylib"]
 
 
+def unavailable(message: str) -> UnavailableError:
+    return UnavailableError(RA_E_UNAVAILABLE, "RA_E_UNAVAILABLE", message)
+
+
 def load_library(stem: str) -> tuple[ctypes.CDLL, str]:
     """Loads lib<stem> and returns it with its path. Raises UnavailableError that says why not."""
     reasons: list[str] = []
@@ -366,9 +370,7 @@ def load_library(stem: str) -> tuple[ctypes.CDLL, str]:
             return ctypes.CDLL(place), place
         except OSError as error:
             reasons.append(str(error))
-    raise UnavailableError(
-        RA_E_UNAVAILABLE, "RA_E_UNAVAILABLE", f"lib{stem}: " + "; ".join(reasons)
-    )
+    raise unavailable(f"lib{stem}: " + "; ".join(reasons))
 
 
 def _load() -> tuple[ctypes.CDLL, str]:
@@ -377,7 +379,10 @@ def _load() -> tuple[ctypes.CDLL, str]:
     backends."""
     named = os.environ.get("RINGATTN_LIBRARY")
     if named:
-        return ctypes.CDLL(named), named
+        try:
+            return ctypes.CDLL(named), named
+        except OSError as error:
+            raise unavailable(f"RINGATTN_LIBRARY: {error}") from None
     try:
         return load_library("ringattn-cuda")
     except UnavailableError:
@@ -387,7 +392,9 @@ def _load() -> tuple[ctypes.CDLL, str]:
 def declare(library: ctypes.CDLL, prototypes: dict[str, tuple[Any, list[Any]]]) -> None:
     """Gives functions their types, so that a wrong argument is a TypeError and not a crash."""
     for name, (result, arguments) in prototypes.items():
-        function = getattr(library, name)
+        function = getattr(library, name, None)
+        if function is None:
+            raise unavailable(f"{library._name}: no {name}, expected libringattn of this version")
         function.restype = result
         function.argtypes = arguments
 
@@ -416,7 +423,10 @@ def last_error() -> str:
 
 def fit(value: Any, name: str, ctype: Any = c_int64) -> int:
     """The integer, if C's type holds it: ctypes would cut it off in silence."""
-    whole = operator.index(value)
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: {value!r}, expected an integer") from None
     if ctype(whole).value != whole:
         bits = 8 * ctypes.sizeof(ctype)
         raise ValueError(f"{name}: {whole}, expected a number that fits {bits} bits")

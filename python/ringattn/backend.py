@@ -16,7 +16,6 @@ from ctypes import c_void_p
 import torch
 
 from ringattn import _c
-from ringattn.errors import UnavailableError
 
 _NO_STREAM = _c.Stream(None)
 Call = Callable[[c_void_p, int, bytes, _c.Stream], int]
@@ -97,18 +96,14 @@ def current_device_stays(device: torch.device) -> Iterator[None]:
         torch.cuda.set_device(before)
 
 
-def unavailable(message: str) -> UnavailableError:
-    return UnavailableError(_c.RA_E_UNAVAILABLE, "RA_E_UNAVAILABLE", message)
-
-
 def _open_cuda(device: torch.device) -> Backend:
     if not _c.HAS_CUDA:
-        raise unavailable(
+        raise _c.unavailable(
             f"device: {device}, but {_c.library_path} is built without the CUDA backend; "
             "pip install with -C cmake.define.RA_CUDA=ON adds it"
         )
     if not torch.cuda.is_available():
-        raise unavailable(f"device: {device}, but torch sees no CUDA device here")
+        raise _c.unavailable(f"device: {device}, but torch sees no CUDA device here")
     index = torch.cuda.current_device() if device.index is None else device.index
     handle = c_void_p()
     _c.check(_c.lib.ra_backend_open_cuda(index, None, ctypes.byref(handle)))
@@ -120,7 +115,7 @@ def open_backend(device: torch.device, threads: int | None = None) -> Backend:
     if device.type == "cuda":
         return _open_cuda(device)
     if device.type != "cpu":
-        raise unavailable(
+        raise _c.unavailable(
             f"device: {device}, expected cpu or cuda: no backend of ringattn runs there"
         )
     handle = c_void_p()

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 from ringattn import _c
-from ringattn.backend import unavailable
 from ringattn.channel import Channel, agree
 from ringattn.errors import CommError
 from ringattn.staging import DeviceStaging, HostStaging, Staging
@@ -221,7 +220,7 @@ def _gpu_name(device: torch.device) -> bytes:
 def _new_nccl_id(rank: int) -> bytes:
     """Rank 0's fresh id; the other ranks have none, but must have NCCL too."""
     if not _c.nccl_version():
-        raise unavailable(
+        raise _c.unavailable(
             f"group: NCCL, but {_c.library_path} is built without nccl.h or finds no libnccl.so.2"
         )
     unique = _c.NcclId()
@@ -234,7 +233,7 @@ def _check_one_process_per_gpu(names: list[bytes]) -> None:
     for rank, name in enumerate(names):
         first = names.index(name)
         if first < rank and name.strip(b"\0"):
-            raise unavailable(
+            raise _c.unavailable(
                 f"device: ranks {first} and {rank} use the same GPU, {name.decode().rstrip(chr(0))}"
                 ", expected one process per GPU with a NCCL group; a gloo group can share one"
             )
@@ -266,7 +265,7 @@ def _open_nccl(channel: Channel, device: torch.device) -> Comm:
 def open_group(group: dist.ProcessGroup, device: torch.device, timeout_ms: int) -> Comm:
     """Collective over the group. device: where the tensors of the messages are."""
     if not dist.is_gloo_available():
-        raise unavailable("group: this torch is built without gloo, which metadata travels by")
+        raise _c.unavailable("group: this torch is built without gloo, which metadata travels by")
     channel = Channel(group, timeout_ms)
     try:
         if device.type == "cuda" and is_nccl(group):

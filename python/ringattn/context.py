@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import logging
+import os
 import weakref
 from collections.abc import Sequence
 from ctypes import byref, c_void_p, sizeof
@@ -160,7 +161,29 @@ def _process_group(group: Any) -> Any:
         return group.get_group()
     if group == dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError("group: this process is not in it")
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise TypeError(
+            f"group: {type(group).__name__}, expected None, a ProcessGroup or a DeviceMesh"
+        )
     return group
+
+
+def _warn_if_alone(group: Any) -> None:
+    """dist.group.WORLD is None until torch.distributed is initialized: every launched rank would
+    take its shard for the whole sequence."""
+    launched = os.environ.get("WORLD_SIZE", "1")
+    if group is None and launched != "1" and not dist.is_initialized():
+        logger.warning(
+            "group: None, so this process is alone, but WORLD_SIZE is %s; call "
+            "torch.distributed.init_process_group() before taking a group",
+            launched,
+        )
+
+
+def _checked(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    if isinstance(layers, Layer) or not all(isinstance(layer, Layer) for layer in layers):
+        raise TypeError(f"layers: {layers!r}, expected a sequence of ringattn.Layer")
+    return tuple(layers)
 
 
 class Context:
@@ -190,7 +213,7 @@ class Context:
         overlap: bool = True,
         keep_kv: bool = False,
     ) -> None:
-        self.layers = tuple(layers)
+        self.layers = _checked(layers)
         self.timeout_ms = timeout_ms
         self.keep_kv = keep_kv
         options = _c.CtxOptions(
@@ -203,10 +226,9 @@ class Context:
         )
         with current_device_stays(torch.device(device)):
             group = _process_group(group)
+            _warn_if_alone(group)
             backend = open_backend(torch.device(device), threads)
-            comm = (
-                open_single() if group is None else open_group(group, backend.device, timeout_ms)
-            )
+            comm = open_single() if group is None else open_group(group, backend.device, timeout_ms)
             self._core = _Core(backend, comm)
             array = (_c.Layer * max(len(self.layers), 1))(*(layer.to_c() for layer in self.layers))
             comm.check(

@@ -194,6 +194,13 @@ def _attend_gradients(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tens
 _attend.register_autograd(_attend_gradients, setup_context=_save)
 
 
+def _refuse_types(step: Any, **tensors: Any) -> NoReturn:
+    for name, value in tensors.items():
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{name}: {type(value).__name__}, expected a tensor")
+    raise TypeError(f"step: {type(step).__name__}, expected what Context.step returns")
+
+
 def _index_of(step: Step, layer: Layer | int) -> int:
     if isinstance(layer, int):
         if not 0 <= layer < len(step.layers):
@@ -210,6 +217,14 @@ def attention_with_lse(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """out and lse [rows, q_heads, seq_local] (f32, natural log, -inf where no key is allowed, no
     gradient)."""
+    tensor = torch.Tensor
+    if not (
+        isinstance(q, tensor)
+        and isinstance(k, tensor)
+        and isinstance(v, tensor)
+        and isinstance(step, Step)
+    ):
+        _refuse_types(step, q=q, k=k, v=v)
     index = _index_of(step, layer)
     if torch.is_autocast_enabled(step.device_type):
         dtype = step.layers[index].dtype

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -75,6 +76,8 @@ class Layer:
         )
         if self.vision not in VISION:
             raise ValueError(f"vision: {self.vision!r}, expected one of {', '.join(VISION)}")
+        if not isinstance(self.scale, Real):
+            raise TypeError(f"scale: {self.scale!r}, expected a number")
         if self.dtype not in DTYPE or self.dtype == torch.float64:
             raise TypeError(f"dtype: {self.dtype}, expected float32, bfloat16 or float16")
 

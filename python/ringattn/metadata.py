@@ -16,22 +16,27 @@ _INT32_MAX = 2**31 - 1
 NO_IDS = torch.empty(0, dtype=torch.int64, device="cpu")
 
 
+def check_tensor(tensor: torch.Tensor | None, name: str) -> None:
+    if tensor is not None and not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name}: {type(tensor).__name__}, expected a tensor")
+
+
 def check_mask(mask: torch.Tensor | None, name: str) -> None:
     """A padding mask is bool, true = padding: an integer mask may mean the opposite."""
+    check_tensor(mask, name)
     if mask is not None and mask.dtype != torch.bool:
         raise TypeError(f"{name}: dtype {mask.dtype}, expected bool, true = padding")
 
 
 def check_integers(ids: torch.Tensor | None, name: str) -> None:
+    check_tensor(ids, name)
     if ids is not None and ids.dtype not in _INTEGERS:
         raise TypeError(f"{name}: dtype {ids.dtype}, expected integers")
 
 
 def check_shape(tensor: torch.Tensor | None, name: str, shape: tuple[int, int]) -> None:
     if tensor is not None and tuple(tensor.shape) != shape:
-        raise ValueError(
-            f"{name}: shape {tuple(tensor.shape)}, expected {shape}: rows and tokens"
-        )
+        raise ValueError(f"{name}: shape {tuple(tensor.shape)}, expected {shape}: rows and tokens")
 
 
 def host_token_types(types: torch.Tensor | None) -> torch.Tensor | None:
@@ -78,11 +83,7 @@ def host_documents(
     positive = None if ids is None else ids.cpu().clamp(min=0)
     if not renumber:
         return None if positive is None else positive.to(torch.int32).contiguous()
-    distinct = (
-        NO_IDS
-        if positive is None
-        else _distinct(positive.to(torch.int64))
-    )
+    distinct = NO_IDS if positive is None else _distinct(positive.to(torch.int64))
     sizes = comm.gather(torch.tensor([distinct.numel()], device="cpu"), timeout_ms).flatten()
     mine = torch.zeros(int(sizes.max()), dtype=torch.int64, device="cpu")
     mine[: distinct.numel()] = distinct

@@ -70,6 +70,8 @@ def shard(
     dim: int = 1,
 ) -> torch.Tensor:
     """A rank's part of a whole tensor, along its sequence dimension."""
+    if whole.dim() <= dim:
+        raise ValueError(f"whole: {whole.dim()} dimensions, expected one numbered dim = {dim}")
     runs = shard_runs(rank, size, whole.shape[dim], layout)
     parts = [whole.narrow(dim, start, count) for start, count in runs]
     if len(parts) == 1:

@@ -25,9 +25,7 @@ def layer_of(case: Case, **changes: Any) -> ringattn.Layer:
     return ringattn.Layer(**{**values, **changes})
 
 
-def open_context(
-    group: Any, *layers: ringattn.Layer, **options: Any
-) -> ringattn.Context:
+def open_context(group: Any, *layers: ringattn.Layer, **options: Any) -> ringattn.Context:
     """A context on the device that is tested."""
     return ringattn.Context(
         group, layers=layers, **{"device": DEVICE, "timeout_ms": 20_000, **options}

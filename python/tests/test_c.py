@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,6 +116,38 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
         "torch",
     ):
         assert word in said, word
+
+
+def info_of(code: str = "", **environment: str) -> str:
+    """What `python -m ringattn.info` says after some code."""
+    code += "\nimport runpy\nrunpy.run_module('ringattn.info', run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_info_says_what_is_missing() -> None:
+    said = info_of("import sys\nsys.modules['torch'] = sys.modules['transformers'] = None")
+    for part in ("torch", "transformers"):
+        assert f"{part:16} missing" in said
+    assert "backend cpu      portable" in said
+
+
+def test_info_names_a_library_that_is_none(tmp_path: Path) -> None:
+    text = tmp_path / "library.so"
+    text.write_text("no library")
+    without = "import sys\nsys.modules['torch'] = sys.modules['transformers'] = None"
+    assert "library          missing: RA_E_UNAVAILABLE: RINGATTN_LIBRARY" in info_of(
+        without, RINGATTN_LIBRARY=str(text)
+    )
+    with pytest.raises(ringattn.UnavailableError, match="no ra_version, expected libringattn"):
+        _c.declare(ctypes.CDLL(None), _c.PROTOTYPES)
 
 
 @pytest.mark.parametrize("odd", [0, 2])

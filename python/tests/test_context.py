@@ -3,10 +3,12 @@ memory."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import queue
 import threading
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ import world
 from reference import Case, assert_close, plain, truth
 from ringattn.channel import Channel
 from ring import attend, cut, layer_of, open_context, step_of
+from world import DEVICE
 
 GLOBAL, SLIDING = Case(seq=12), Case(seq=12, window=3, seed=7)
 
@@ -207,28 +210,78 @@ def test_a_watched_channel_brings_a_peers_abort() -> None:
     assert world.run(2, watched) == ["rank 1: given up"] * 2
 
 
-def steady(rank: int, size: int, group: Any) -> tuple[float, int]:
-    """Bytes that Python holds more with each of 1,000 steps, from the better of the last two
-    thirds: caches fill once."""
+class Mallinfo(ctypes.Structure):
+    """glibc's struct mallinfo2"""
+
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in _names.split()]
+
+
+def held_by_malloc() -> int:
+    """Bytes of the C heap that are in use; 0 where the C library does not say."""
+    look: Any = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if look is None:
+        return 0
+    look.restype = Mallinfo
+    info = look()
+    return int(info.uordblks + info.hblkhd)
+
+
+def held_outside() -> list[int]:
+    return [held_by_malloc(), torch.cuda.memory_allocated() if DEVICE == "cuda" else 0]
+
+
+def held_by_python() -> list[int]:
+    return [tracemalloc.get_traced_memory()[0]]
+
+
+def steady(rank: int, size: int, group: Any) -> tuple[list[float], int]:
+    """Bytes that malloc, the GPU and Python hold more with each of 1,000 steps; and the steps that
+    are still there. Caches fill now and then: what every step adds, every part of them adds."""
     with open_context(group, layer_of(GLOBAL)) as context:
 
-        def held(count: int) -> int:
-            for _ in range(count):
-                attend(context, GLOBAL, step_of(context, GLOBAL))
-            gc.collect()
-            return tracemalloc.get_traced_memory()[0]
+        def growth(part: int, held: Callable[[], list[int]]) -> list[float]:
+            seen = []
+            for _ in range(5):
+                for _ in range(part):
+                    attend(context, GLOBAL, step_of(context, GLOBAL))
+                gc.collect()
+                seen.append(held())
+            more = [[b - a for a, b in zip(*pair)] for pair in zip(seen, seen[1:])]
+            return [min(column) / part for column in zip(*more)]
 
+        outside = growth(200, held_outside)
         tracemalloc.start()
-        seen = [held(333) for _ in range(3)]
+        inside = growth(100, held_by_python)  # which tracemalloc makes slow
         tracemalloc.stop()
-        return min(seen[1] - seen[0], seen[2] - seen[1]) / 333, len(context._core.steps)
+        return outside + inside, len(context._core.steps)
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_nothing_grows(size: int) -> None:
-    for growth, steps in world.run(size, steady):
+    for (in_malloc, on_gpu, in_python), steps in world.run(size, steady):
         assert steps == 0
-        assert growth < 60  # less than the smallest object
+        assert in_python < 24  # the smallest object, and its place
+        assert in_malloc < 64 and on_gpu == 0  # free blocks of a thread's own count as held
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="a CPU has no streams")
+def test_calls_go_to_the_current_stream_and_return_before_it() -> None:
+    """Behind a second of other work on a stream of the caller's, whose result they read."""
+    with open_context(None, layer_of(GLOBAL)) as context, torch.cuda.stream(torch.cuda.Stream()):
+        step = step_of(context, GLOBAL)
+        attend(context, GLOBAL, step)  # memory and kernels are there now
+        *late, dout = (cut(context, GLOBAL, t, 2) for t in GLOBAL.inputs())
+        leaves = [torch.zeros_like(t).requires_grad_() for t in late]
+        torch.cuda.current_stream().synchronize()
+        torch.cuda._sleep(2_000_000_000)
+        with torch.no_grad():
+            for leaf, value in zip(leaves, late):
+                leaf.copy_(value)
+        out = ringattn.attention(*leaves, step)
+        results = [out.detach(), *torch.autograd.grad(out, leaves, dout)]
+        assert not torch.cuda.current_stream().query()
+    check(GLOBAL, [results])
 
 
 def test_closing_frees_everything_in_any_order() -> None:
@@ -272,6 +325,42 @@ def without_data(rank: int, size: int, group: Any) -> list[list[torch.Tensor]]:
 def test_a_group_of_others() -> None:
     with pytest.raises(ValueError, match="group: this process is not in it"):
         ringattn.Context(dist.GroupMember.NON_GROUP_MEMBER, layers=[layer_of(GLOBAL)])
+
+
+def test_values_of_other_types_are_named() -> None:
+    layer = layer_of(GLOBAL)
+    for changes in ({"window": None}, {"q_heads": 4.0}):
+        with pytest.raises(TypeError, match=f"{next(iter(changes))}: .*, expected an integer"):
+            open_context(None, layer_of(GLOBAL, **changes))
+    with pytest.raises(TypeError, match="scale: None, expected a number"):
+        layer_of(GLOBAL, scale=None)
+    for layers in (layer, [{"q_heads": 4}]):
+        with pytest.raises(TypeError, match="layers: .*expected a sequence"):
+            ringattn.Context(layers=layers)
+    with pytest.raises(TypeError, match="group: str, expected None, a ProcessGroup"):
+        ringattn.Context("cp", layers=[layer])
+    with open_context(None, layer) as context:
+        with pytest.raises(TypeError, match="packed_seq_ids: list, expected a tensor"):
+            context.step(packed_seq_ids=[[1, 1]])
+        with pytest.raises(TypeError, match="padding_mask: list, expected a tensor"):
+            context.step(padding_mask=[[True]])
+        step = step_of(context, GLOBAL)
+        q, k, v = (cut(context, GLOBAL, t, 2) for t in GLOBAL.inputs()[:3])
+        with pytest.raises(TypeError, match="k: ndarray, expected a tensor"):
+            ringattn.attention(q, k.cpu().numpy(), v, step)
+        with pytest.raises(TypeError, match="step: Context, expected what Context.step"):
+            ringattn.attention(q, k, v, context)
+
+
+def test_a_launched_rank_without_a_group_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """dist.group.WORLD is None before init_process_group: the shard would be the sequence."""
+    for size, said in (("1", 0), ("2", 1)):
+        monkeypatch.setenv("WORLD_SIZE", size)
+        open_context(dist.group.WORLD, layer_of(GLOBAL)).close()
+        assert len(caplog.records) == said
+    assert "WORLD_SIZE is 2" in caplog.text
 
 
 def test_metadata_without_data() -> None:

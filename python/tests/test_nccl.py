@@ -57,9 +57,7 @@ def two_groups(rank: int, size: int, gloo: Any) -> list[torch.Tensor]:
         open_context(gloo, layer_of(case)) as staged,
     ):
         steps = step_of(fast, case), step_of(staged, case)
-        pairs = [
-            (attend(fast, case, steps[0]), attend(staged, case, steps[1])) for _ in range(3)
-        ]
+        pairs = [(attend(fast, case, steps[0]), attend(staged, case, steps[1])) for _ in range(3)]
     for ours, theirs in pairs:
         for a, b in zip(ours, theirs):
             assert torch.equal(a, b)

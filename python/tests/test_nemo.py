@@ -17,6 +17,7 @@ import torch
 
 import nemo_names
 import world
+from nemo_rank import RING_CASES, ctx_of, dout_of, module_of
 from reference import Case, assert_close, attend, mask, plain, truth
 from ringattn.nemo import cp_attention as cp
 from ringattn.nemo import cp_local_ring as local
@@ -59,70 +60,6 @@ def test_data() -> None:
     assert said.stdout.splitlines() == [repr(v) for v in nemo_names.CP_ATTENTION_DATA.values()]
     assert isinstance(cp.logger, logging.Logger)
     assert issubclass(cp._Gemma4FFPAVarlenRingAttention, torch.autograd.Function)
-
-
-def module_of(case: Case, **values: Any) -> Any:
-    config = SimpleNamespace(use_bidirectional_attention="vision" if case.vision != "off" else None)
-    known: dict[str, Any] = {
-        "sliding_window": case.window or None,
-        "scaling": case.scale,
-        "is_causal": case.causal,
-        "config": config,
-    }
-    return SimpleNamespace(**{**known, **values})
-
-
-def ctx_of(
-    case: Case, rank: int, size: int, group: Any, module: Any = None
-) -> cp.CPRingAttentionContext:
-    seq = case.seq // size
-    part = slice(rank * seq, (rank + 1) * seq)
-    q, k, v = (t[:, :, part].to(DEVICE) for t in case.inputs()[:3])
-    metadata = {
-        "_packed_seq_ids": case.tensor("docs"),
-        "padding_mask": case.tensor("pads"),
-        "mm_token_type_ids": case.tensor("types"),
-    }
-    cut = {
-        n: None if t is None else t[:, part].contiguous().to(DEVICE) for n, t in metadata.items()
-    }
-    return cp.CPRingAttentionContext(
-        module=module or module_of(case),
-        query=q,
-        key=k,
-        value=v,
-        cp_mesh=None,
-        cp_group=group,
-        cp_size=size,
-        cp_rank=rank,
-        seq_local=seq,
-        seq_full=case.seq,
-        seq_global_start=rank * seq,
-        attn_mask=None,
-        dropout_p=0.0,
-        is_causal=True,
-        scale=None,
-        enable_gqa=True,
-        kwargs={},
-        metadata=cut,
-        metadata_seq_dims={},
-    )
-
-
-def dout_of(case: Case, ctx: cp.CPRingAttentionContext) -> torch.Tensor:
-    part = slice(ctx.seq_global_start, ctx.seq_global_start + ctx.seq_local)
-    return case.inputs()[3][:, :, part].to(DEVICE)
-
-
-RING_CASES = {
-    "global": Case(docs=[[1] * 7 + [2] * 5]),
-    "sliding": Case(
-        window=4, docs=[[1] * 3 + [2] * 3 + [1] * 6], pads=[[False] * 4 + [True] + [False] * 7]
-    ),
-    "images": Case(window=3, vision="over_window", types=[[0, 1, 1, 1, 1, 1, 0, 0, 2, 2, 2, 2]]),
-    "batch": Case(rows=2, docs=[[1] * 6 + [2] * 6, [2] * 12]),
-    "bf16": Case(dtype=torch.bfloat16, window=5),
-}
 
 
 def whole_ring(rank: int, size: int, group: Any, case: Case) -> list[torch.Tensor]:
@@ -264,6 +201,13 @@ def test_caches_follow_the_tensor_not_its_address() -> None:
     )
     cp._ring_segment_set_generation(torch.zeros(1))
     assert not cp._RING_SEGMENT_CACHE
+    kept = torch.zeros(1)
+    for start, generation in (
+        (cp._ring_segment_set_generation, cp._RING_SEGMENT_GEN),
+        (cp._block_mask_set_generation, cp._BLOCK_MASK_GEN),
+    ):
+        start(kept)
+        assert generation[0]() is kept
 
 
 def test_rows_there_and_back() -> None:
@@ -304,7 +248,8 @@ def test_merges() -> None:
     assert torch.equal(live[:, :, :2], out[:, :, :2]) and torch.allclose(
         live_lse[:, :, 2:], total[:, :, 2:]
     )
-    assert cp._use_live_row_merge(1, 4) and not cp._use_live_row_merge(2, 4)
+    for live in range(9):
+        assert cp._use_live_row_merge(live, 8) == (live <= 8 * cp._LIVE_ROW_MERGE_MAX_FRACTION)
 
 
 def test_varlen_chunks() -> None:
@@ -413,69 +358,16 @@ def test_exchanges() -> None:
     assert world.run(4, exchanged) == [[3, 2], [0, 3], [1, 0], [2, 1]]
 
 
-class Attention(torch.nn.Module):
-    sliding_window, scaling, is_causal = 4, 0.25, True
-
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: Any) -> torch.Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=0.25, enable_gqa=True
-        )
+def routed(rank: int, size: int, group: Any) -> list[torch.Tensor]:
+    """Rank 0 found 256 for its own rows, every other rank 1; nobody else is owed anything."""
+    found = torch.full((1, 1, 2, 8), 256.0 if rank == 0 else 1.0, dtype=torch.bfloat16)
+    found = found.to(DEVICE)
+    return list(cp._route_kv_grads_to_owners({0: found}, {0: 2 * found}, group, rank, size))
 
 
-def attached(rank: int, size: int, group: Any) -> list[torch.Tensor]:
-    case = Case(window=4, docs=[[1] * 6 + [2] * 6])
-    ctx = ctx_of(case, rank, size, group)
-    module: Any = Attention()
-    cp.attach_gemma4_cp_ring_attention(module, use_ffpa=True)
-    module.setup_cp_attention(torch.distributed.DeviceMesh.from_group(group, "cpu"))
-    usual = torch.nn.functional.scaled_dot_product_attention
-    leaves = [t.clone().requires_grad_() for t in (ctx.query, ctx.key, ctx.value)]
-    out = torch.utils.checkpoint.checkpoint(
-        module, *leaves, _packed_seq_ids=ctx.metadata["_packed_seq_ids"], use_reentrant=False
-    )
-    assert torch.nn.functional.scaled_dot_product_attention is usual
-    direct = module.run_cp_manual_attention(
-        ctx.query,
-        ctx.key,
-        ctx.value,
-        group,
-        None,
-        0.0,
-        True,
-        0.25,
-        True,
-        {"_packed_seq_ids": ctx.metadata["_packed_seq_ids"]},
-    )
-    assert torch.equal(direct, out)
-    with pytest.raises(NotImplementedError, match="attn_mask.*dropout_p"):
-        module.run_cp_manual_attention(*leaves, group, torch.ones(1), 0.1, True, 0.25, True, {})
-    dout = dout_of(case, ctx)
-    return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_attached_module(size: int) -> None:
-    case = Case(window=4, docs=[[1] * 6 + [2] * 6])
-    parts = world.run(size, attached)
-    for i, (a, b) in enumerate(zip(plain(case), truth(case))):
-        assert_close(str(i), torch.cat([p[i] for p in parts], 2), a, b)
-
-
-def test_fsdp_guard_skips_parameters_without_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.distributed.fsdp._fully_shard import _fsdp_param
-
-    parameter: Any = _fsdp_param.FSDPParam
-    name, seen = "to_accumulated_grad_if_needed", []
-    monkeypatch.setattr(
-        parameter, name, lambda self: seen.append(self._unsharded_param), raising=False
-    )
-    cp._patch_fsdp_accumulated_grad_guard()
-    guarded = getattr(parameter, name)
-    guarded(SimpleNamespace())
-    guarded(SimpleNamespace(_unsharded_param=3))
-    assert seen == [3]
-    cp._patch_fsdp_accumulated_grad_guard()
-    assert getattr(parameter, name) is guarded
-    monkeypatch.delattr(parameter, name)
-    cp._patch_fsdp_accumulated_grad_guard()
-    assert not hasattr(parameter, name)
+def test_gradients_are_summed_in_f32() -> None:
+    """256 + 1 is 256 in bfloat16, however often it is added; 259 is 260."""
+    owner, *others = world.run(4, routed)
+    for total, expected in zip(owner, (260, 520)):
+        assert total.dtype == torch.bfloat16 and (total == expected).all()
+    assert all((total == 0).all() for rank in others for total in rank)

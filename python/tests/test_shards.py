@@ -28,6 +28,8 @@ def test_there_and_back(layout: str, size: int) -> None:
 
 
 def test_known_runs() -> None:
+    with pytest.raises(ValueError, match="whole: 1 dimensions"):
+        ringattn.shard(torch.zeros(8), 0, 2)
     assert ringattn.shard_runs(0, 2, 7) == [(0, 4)]
     assert ringattn.shard_runs(1, 2, 7) == [(4, 3)]
     assert ringattn.shard_runs(0, 2, 8, "zigzag") == [(0, 2), (6, 2)]

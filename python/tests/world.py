@@ -14,14 +14,26 @@ import socket
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 # Where the tests' tensors are: RINGATTN_TEST_DEVICE=cuda for the second half of them.
 DEVICE = os.environ.get("RINGATTN_TEST_DEVICE", "cpu")
 RANKS = 4
+PRELOAD = ["torch", "torch.distributed", "ringattn"]
 nccl: dict[int, Any] = {}  # in a rank: NCCL groups of the first 2, 3, ... ranks, a GPU each
 TIME_LIMIT = 120.0
+LEAVE_LIMIT = 2.0
+
+
+if DEVICE == "cpu":  # where a pool of compiling processes, for each rank, costs more than it saves
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+
+def preload(*modules: str) -> None:
+    """Has modules imported once for all ranks, if it is said before the first run."""
+    PRELOAD.extend(modules)
 
 
 class RankFailed(AssertionError):
@@ -59,7 +71,7 @@ class World:
     def __init__(self) -> None:
         self.ranks: list[tuple[Any, Connection]] = []
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "ringattn"])
+        context.set_forkserver_preload(PRELOAD)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -71,7 +83,13 @@ class World:
             self.ranks.append((process, near))
 
     def end(self) -> None:
+        """Ranks that wait for a job leave by themselves, all others are killed."""
+        for _, pipe in self.ranks:
+            with suppress(OSError):
+                pipe.send(None)
+        deadline = time.monotonic() + LEAVE_LIMIT
         for process, pipe in self.ranks:
+            process.join(max(0.0, deadline - time.monotonic()))
             process.kill()
             process.join()
             pipe.close()
@@ -109,12 +127,17 @@ class World:
 _world: World | None = None
 
 
-def run(
-    size: int, function: Callable[..., Any], *arguments: Any, limit: float = TIME_LIMIT
-) -> list[Any]:
-    """What function(rank, size, group, *arguments) returned on each of size ranks."""
+def start() -> World:
+    """Starts the ranks, if they do not run; what they import, they import in the background."""
     global _world
     if _world is None or not _world.ranks:
         _world = World()
         atexit.register(_world.end)
-    return _world.run(size, function, arguments, limit)
+    return _world
+
+
+def run(
+    size: int, function: Callable[..., Any], *arguments: Any, limit: float = TIME_LIMIT
+) -> list[Any]:
+    """What function(rank, size, group, *arguments) returned on each of size ranks."""
+    return start().run(size, function, arguments, limit)
