@@ -14,6 +14,7 @@ from gemma import (
     BATCHES,
     SEQ,
     VOCABULARY,
+    WINDOW,
     Result,
     batch_of,
     loss_of,
@@ -242,3 +243,70 @@ def test_another_model() -> None:
     ).logits
     found = torch.cat(world.run(2, other), 1)
     assert torch.allclose(found, expected.cpu(), atol=1e-5)
+
+
+def multimodal(text: str, vision: str) -> Any:
+    """Without per-layer inputs, which need the ids."""
+    layers = ["sliding_attention", "full_attention"]
+    config = transformers.Gemma4Config(
+        text_config={
+            "vocab_size": VOCABULARY,
+            "hidden_size": 32,
+            "hidden_size_per_layer_input": 0,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "sliding_window": WINDOW,
+            "layer_types": layers,
+            "num_kv_shared_layers": 0,
+            "use_bidirectional_attention": "vision",
+        },
+        vision_config={
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "global_head_dim": 8,
+        },
+        image_token_id=60,
+        video_token_id=61,
+        audio_token_id=62,
+    )
+    torch.manual_seed(3)
+    known = {"text_config": text, "vision_config": vision}
+    model = transformers.Gemma4ForConditionalGeneration._from_config(
+        config, attn_implementation=known
+    )
+    return model.to(DEVICE)
+
+
+def embedded() -> torch.Tensor:
+    """A batch with images in it, as their tower leaves it in the stream."""
+    return torch.randn(2, SEQ, 32, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+
+
+def seen(rank: int, size: int, group: Any) -> torch.Tensor:
+    ringattn.register()
+    model, batch = multimodal("ringattn", "sdpa"), batch_of("images")
+    ring = ringattn.Ring(model, group)
+    inputs = ring.prepare(batch["input_ids"], mm_token_type_ids=batch["mm_token_type_ids"])
+    del inputs["input_ids"]
+    logits = model(**inputs, inputs_embeds=ringattn.shard(embedded(), rank, size)).logits
+    ring.close()
+    return logits.detach()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_multimodal_model(size: int) -> None:
+    types = batch_of("images")["mm_token_type_ids"]
+    model = multimodal("eager", "eager")
+    expected = model(inputs_embeds=embedded(), mm_token_type_ids=types, use_cache=False).logits
+    causal = model(inputs_embeds=embedded(), use_cache=False).logits
+    found = torch.cat(world.run(size, seen), 1)
+    assert torch.allclose(found, expected.cpu(), atol=1e-5)
+    assert not torch.allclose(found, causal.cpu(), atol=1e-3)
