@@ -1,9 +1,10 @@
 """Host time of ringattn.attention over an autograd function that does nothing, and memory growth.
 
 The empty function saves and allocates what ours does. "C" is the library's own part of a call;
-"front" is what is left for Python: ours - empty - C. Medians of single calls, in bursts that begin
-with an idle device and do not fill its queue. Fails if the front of a call, forward or backward,
-takes more than --limit microseconds, or if memory grows; wants a quiet machine.
+"front" is what is left for Python: ours - empty - C. The three take turns in bursts, so that a
+machine that changes its pace changes it for all; a burst begins with an idle device and does not
+fill its queue. Medians over the bursts of medians of their calls. Fails if the front of a call,
+forward or backward, takes more than --limit microseconds, or if memory grows; wants a quiet machine.
 usage: overhead.py [--device cuda] [--limit 25]
 """
 
@@ -50,12 +51,11 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def microseconds(call: Call, leaves: list[torch.Tensor], dout: torch.Tensor) -> list[float]:
-    """Of a forward and of a backward."""
+def burst(call: Call, leaves: list[torch.Tensor], dout: torch.Tensor) -> list[float]:
+    """Microseconds of a forward and of a backward."""
     times = []
-    for call_number in range(BURSTS * BURST):
-        if call_number % BURST == 0:
-            wait(dout.device)
+    wait(dout.device)
+    for _ in range(BURST):
         start = time.perf_counter()
         out, _ = call()
         middle = time.perf_counter()
@@ -78,14 +78,15 @@ class Stopwatch:
         return status
 
 
-def microseconds_in_c(call: Call, leaves: list[torch.Tensor], dout: torch.Tensor) -> list[float]:
+def burst_in_c(call: Call, leaves: list[torch.Tensor], dout: torch.Tensor) -> list[float]:
+    """Of those, what the library itself takes."""
     names = ("ra_attn_forward", "ra_attn_backward")
     watches = [Stopwatch(getattr(_c.lib, name)) for name in names]
     with (
         mock.patch.object(_c.lib, names[0], watches[0]),
         mock.patch.object(_c.lib, names[1], watches[1]),
     ):
-        microseconds(call, leaves, dout)
+        burst(call, leaves, dout)
     return [median(watch.times) * 1e6 for watch in watches]
 
 
@@ -126,17 +127,18 @@ def main() -> int:
     def ours() -> tuple[torch.Tensor, torch.Tensor]:
         return ringattn.attention_with_lse(*leaves, step, layer)
 
-    columns = [
-        microseconds(empty, leaves, dout),
-        microseconds(ours, leaves, dout),
-        microseconds_in_c(ours, leaves, dout),
-    ]
+    rounds = []
+    for _ in range(BURSTS):
+        nothing, all_of_it = burst(empty, leaves, dout), burst(ours, leaves, dout)
+        library = burst_in_c(ours, leaves, dout)
+        front = [o - e - c for o, e, c in zip(all_of_it, nothing, library)]
+        rounds.append((nothing, all_of_it, library, front))
     print(f"{'us per call':12} {'empty':>8} {'ours':>8} {'C':>8} {'front':>8}   {context.backend}")
     worst = 0.0
-    for name, (nothing, all_of_it, library) in zip(("forward", "backward"), zip(*columns)):
-        front = all_of_it - nothing - library
-        worst = max(worst, front)
-        print(f"{name:12} {nothing:8.1f} {all_of_it:8.1f} {library:8.1f} {front:8.1f}")
+    for direction, name in enumerate(("forward", "backward")):
+        columns = [median(kind[direction] for kind in kinds) for kinds in zip(*rounds)]
+        worst = max(worst, columns[-1])
+        print(f"{name:12}" + "".join(f" {value:8.1f}" for value in columns))
     python, memory = growth(ours, leaves, dout)
     print(f"growth in {GROWTH_STEPS} steps: {python} bytes of Python, {memory} of the device")
     return int(worst > options.limit or python > 10_000 or memory > 0)

@@ -21,13 +21,18 @@ _NO_STREAM = _c.Stream(None)
 Call = Callable[[c_void_p, int, bytes, _c.Stream], int]
 
 
+def _close(handle: c_void_p, device: torch.device) -> None:
+    with current_device_stays(device):
+        _c.lib.ra_backend_close(handle)
+
+
 class Backend:
     """An open ra_backend; closed when the last user lets go of it."""
 
     def __init__(self, handle: c_void_p, device: torch.device) -> None:
         self.handle = handle
         self.device = device
-        self._finalize = weakref.finalize(self, _c.lib.ra_backend_close, handle)
+        self._finalize = weakref.finalize(self, _close, handle, device)
 
     @property
     def name(self) -> str:

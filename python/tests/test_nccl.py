@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -68,18 +69,21 @@ def test_nccl_and_gloo_give_the_same_bits() -> None:
     world.run(GPUS, two_groups)
 
 
-def shared_gpu(rank: int, size: int, _: Any) -> str:
-    group = world.nccl[size]
+def shared_gpu(rank: int, size: int, _: Any) -> tuple[str, bool]:
+    """What is said, and whether torch's current device stays when the failed context is gone."""
+    group, said, before = world.nccl[size], "opened", torch.cuda.current_device()
     try:
         open_context(group, layer_of(Case()), device="cuda:0").close()
     except ringattn.UnavailableError as error:
-        return str(error)
-    return "opened"
+        said = str(error)
+    gc.collect()
+    return said, torch.cuda.current_device() == before
 
 
 def test_two_ranks_on_one_gpu_are_named() -> None:
-    for said in world.run(2, shared_gpu):
+    for said, device_stays in world.run(2, shared_gpu):
         assert "ranks 0 and 1 use the same GPU" in said, said
+        assert device_stays
 
 
 def given_up(rank: int, size: int, _: Any) -> str:
