@@ -434,7 +434,7 @@ __global__ void __launch_bounds__(THREADS, 1) gemm(const __grid_constant__ ra_ge
 {
     extern __shared__ __align__(1024) char bytes[];
     const int thread = threadIdx.x % WARPGROUP, warpgroup = threadIdx.x / WARPGROUP;
-    const shared sm = open_shared(bytes);
+    const shared sm = open_shared(bytes, 1 + CONSUMER_WARPS);
     begin_after_last(args.slab);
     if (warpgroup == 0) {
         setmaxnreg_dec<LOAD_REGISTERS>();

@@ -15,24 +15,31 @@
 namespace grad
 {
 
-constexpr int CTAS = 2, THREADS = 384, WARPGROUP = 128, CONSUMER_WARPS = 8;
+constexpr int CTAS = 2, THREADS = 384, WARPGROUP = 128, CONSUMER_WARPS = 8, ROW_WARPS = 2;
 /* They sum to what the CTA is launched with, three times 168. */
 constexpr int LOAD_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 
 /* A stage: three operands of 128 rows x 64 columns, or one and another of 64 rows x 256. */
 constexpr int STAGES = 4, OPERAND_BYTES = 16384, STAGE_BYTES = 3 * OPERAND_BYTES;
 constexpr int STAGING_BYTES = 32768, WARP_STAGING = STAGING_BYTES / CONSUMER_WARPS;
+constexpr int UNIT_ROWS = 2 * RA_BLOCK_ROWS; /* of scores; what is known of each: 10 bytes */
 constexpr int UNIT_SLOTS = 2, UNIT_BYTES = 64;
 
 /* Shared memory, from a base aligned to 1024. */
 constexpr int AT_STAGING = STAGES * STAGE_BYTES, AT_UNIT = AT_STAGING + STAGING_BYTES,
-              AT_DEAD = AT_UNIT + UNIT_SLOTS * UNIT_BYTES, AT_BARRIER = AT_DEAD + STAGES * 8;
+              AT_DEAD = AT_UNIT + UNIT_SLOTS * UNIT_BYTES, AT_LSE = AT_DEAD + STAGES * 8,
+              AT_DELTA = AT_LSE + UNIT_ROWS * 4, AT_SPAN = AT_DELTA + UNIT_ROWS * 4,
+              AT_BARRIER = AT_SPAN + UNIT_ROWS * 2;
 enum {
     FULL,
     EMPTY = FULL + STAGES,
     UNIT_FULL = EMPTY + STAGES,
     UNIT_EMPTY = UNIT_FULL + UNIT_SLOTS,
-    BARRIERS = UNIT_EMPTY + UNIT_SLOTS,
+    LSE_FULL = UNIT_EMPTY + UNIT_SLOTS, /* and spans */
+    LSE_EMPTY,
+    DELTA_FULL,
+    DELTA_EMPTY,
+    BARRIERS,
 };
 constexpr int SHARED_BYTES = AT_BARRIER + 8 * BARRIERS;
 static_assert(SHARED_BYTES <= 232448, "shared memory of an SM");
@@ -124,7 +131,8 @@ template <typename U> struct unit_reader {
 
 /* ---- beginning and end of both kernels */
 
-RA_PTX shared open_shared(char *bytes)
+/* readers: warps and single threads of a CTA that read units. */
+RA_PTX shared open_shared(char *bytes, int readers)
 {
     const shared sm = {bytes, smem_address(bytes)};
     if (threadIdx.x == 0) {
@@ -134,8 +142,12 @@ RA_PTX shared open_shared(char *bytes)
         }
         for (int i = 0; i < UNIT_SLOTS; i++) {
             mbarrier_init(sm.bar(UNIT_FULL + i), 1);
-            mbarrier_init(sm.bar(UNIT_EMPTY + i), (1 + CONSUMER_WARPS) * CTAS);
+            mbarrier_init(sm.bar(UNIT_EMPTY + i), readers * CTAS);
         }
+        mbarrier_init(sm.bar(LSE_FULL), ROW_WARPS);
+        mbarrier_init(sm.bar(LSE_EMPTY), CONSUMER_WARPS);
+        mbarrier_init(sm.bar(DELTA_FULL), ROW_WARPS);
+        mbarrier_init(sm.bar(DELTA_EMPTY), CONSUMER_WARPS);
         fence_mbarrier_init();
     }
     __syncthreads();

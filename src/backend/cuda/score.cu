@@ -7,7 +7,8 @@
  * Each warpgroup keeps 64 queries of both units as two accumulators, `left` one chunk of 64
  * channels ahead of `right`, so that the arithmetic on each half runs under products of the other:
  *   phase (s or dp):  R0 | LR1 .. | L last | R last under left's | L0 of the next under right's
- * p stays in registers until ds needs it.
+ * p stays in registers until ds needs it. What is known of each row is fetched by two more warps, a
+ * unit ahead: a product must not wait for memory that only the arithmetic behind it reads.
  */
 #include "backend/cuda/grad.cuh"
 
@@ -96,20 +97,9 @@ RA_PTX void copy_units(const ra_score_args &args, shared sm, int chunks)
     }
 }
 
-/* ---- what a thread knows of its two rows, eight apart, of 16 of a warp */
+/* ---- what is known of each row, through shared memory */
 
-struct row_values {
-    float a, b;
-};
-
-/* Rows past the strip's end read its last one. */
-RA_PTX row_values load_rows(const ra_grad_view &view, const score_unit *u, int head, int row)
-{
-    const float *first = (const float *)view.data + (u->row * view.row + head * view.head);
-    const int last = u->count - 1;
-    return {__ldg(first + (u->index + min(row, last)) * view.seq),
-            __ldg(first + (u->index + min(row + 8, last)) * view.seq)};
-}
+constexpr int LANE_ROWS = RA_BLOCK_ROWS / 32;
 
 /* Keys [begin, end) of the block that a row sees, in two bytes; none is 0. */
 RA_PTX uint32_t span_of(const ra_work_reach *reach, const score_unit *u, int row, float lse)
@@ -122,24 +112,86 @@ RA_PTX uint32_t span_of(const ra_work_reach *reach, const score_unit *u, int row
     const int end = min(sees.y - u->k_pos, u->k_count);
     return begin < end ? begin | end << 8 : 0;
 }
-/* The same of both rows. */
-RA_PTX uint32_t spans_of(const ra_work_reach *reach, const score_unit *u, int row, row_values lse)
-{
-    return span_of(reach, u, row, lse.a) | span_of(reach, u, row + 8, lse.b) << 16;
-}
-constexpr uint32_t WHOLE_SPANS = 0x80008000u;
+constexpr uint32_t WHOLE_SPANS = 0x80008000u; /* of two rows */
 static_assert(RA_BLOCK_KEYS == 0x80, "the span of a row that sees the whole block");
 
-/* Tells gemm which of the warp's 16 rows have no keys at all or are none. */
-RA_PTX void store_dead(uint16_t *dead, const score_unit *u, int row, row_values lse, int lane)
+/* Rows past the strip's end read its last one. */
+RA_PTX void load_rows(float (&x)[LANE_ROWS], const ra_grad_view &view, const score_unit *u,
+                      int head, int row)
 {
-    const bool dead_a = row >= u->count || lse.a == -INFINITY;
-    const bool dead_b = row + 8 >= u->count || lse.b == -INFINITY;
-    const uint32_t mine = (uint32_t)dead_a << (lane >> 2) | (uint32_t)dead_b << (8 + (lane >> 2));
-    const uint32_t all = __reduce_or_sync(~0u, mine);
-    if (lane == 0) {
-        *dead = (uint16_t)all;
+    const float *first = (const float *)view.data + (u->row * view.row + head * view.head);
+#pragma unroll
+    for (int i = 0; i < LANE_ROWS; i++) {
+        x[i] = __ldg(first + (u->index + min(row + 32 * i, u->count - 1)) * view.seq);
     }
+}
+
+/* One unit of the pair: lse in base 2 and spans, then delta. Tells gemm which rows have no keys at
+ * all or are none. */
+RA_PTX void fetch_unit_rows(const ra_score_args &args, shared sm, const score_unit *u, int side,
+                            uint32_t parity, int lane)
+{
+    const int row = side * args.slab.unit_row + lane, head = u->head + side * args.slab.unit_head;
+    const int to = side * RA_BLOCK_ROWS + lane;
+    float x[LANE_ROWS];
+    uint32_t span[LANE_ROWS];
+    load_rows(x, args.lse, u, head, row);
+#pragma unroll
+    for (int i = 0; i < LANE_ROWS; i++) {
+        span[i] = span_of(args.reach, u, row + 32 * i, x[i]);
+    }
+    mbarrier_wait(sm.bar(LSE_EMPTY), parity ^ 1);
+    uint32_t *dead = (uint32_t *)(args.slab.dead + u->dead + side * u->dead_step);
+#pragma unroll
+    for (int i = 0; i < LANE_ROWS; i++) {
+        const uint32_t all = __ballot_sync(~0u, row + 32 * i >= u->count || x[i] == -INFINITY);
+        if (lane == 0) {
+            dead[i] = all;
+        }
+        ((volatile float *)(sm.bytes + AT_LSE))[to + 32 * i] = x[i] * LOG2E;
+        ((volatile uint16_t *)(sm.bytes + AT_SPAN))[to + 32 * i] = (uint16_t)span[i];
+    }
+    __syncwarp();
+    if (lane == 0) {
+        mbarrier_arrive(sm.bar(LSE_FULL));
+    }
+    load_rows(x, args.delta, u, head, row);
+    mbarrier_wait(sm.bar(DELTA_EMPTY), parity ^ 1);
+#pragma unroll
+    for (int i = 0; i < LANE_ROWS; i++) {
+        ((volatile float *)(sm.bytes + AT_DELTA))[to + 32 * i] = x[i];
+    }
+    __syncwarp();
+    if (lane == 0) {
+        mbarrier_arrive(sm.bar(DELTA_FULL));
+    }
+}
+
+/* Two warps, one for each unit of the pair. */
+RA_PTX void fetch_rows(const ra_score_args &args, shared sm, int side, int lane)
+{
+    unit_reader<score_unit> reader;
+    uint32_t parity = 0; /* of the units before */
+#pragma unroll 1
+    for (; reader.wait(sm); reader.release(sm, lane == 0)) {
+        fetch_unit_rows(args, sm, reader.unit(sm), side, parity, lane);
+        parity ^= 1;
+    }
+}
+
+/* What a thread knows of its two rows, eight apart, of 16 of a warp. */
+struct row_values {
+    float a, b;
+};
+RA_PTX row_values rows_at(shared sm, int from, int row)
+{
+    const volatile float *x = (const volatile float *)(sm.bytes + from) + row;
+    return {x[0], x[8]};
+}
+RA_PTX uint32_t spans_at(shared sm, int row)
+{
+    const volatile uint16_t *span = (const volatile uint16_t *)(sm.bytes + AT_SPAN) + row;
+    return span[0] | (uint32_t)span[8] << 16;
 }
 
 /* ---- arithmetic on half a phase */
@@ -227,13 +279,6 @@ RA_PTX void take_half(const ra_score_args &args, shared sm, const score_unit *u,
                       int warpgroup)
 {
     const int lane = thread & 31, warp = warpgroup * 4 + thread / 32;
-    const int first = side * args.slab.unit_row + warp * 16;
-    if constexpr (!DS) {
-        const int row = first + lane / 4;
-        store_dead(args.slab.dead + (u->dead + side * u->dead_step + warp), u, row, x, lane);
-        x.a *= LOG2E;
-        x.b *= LOG2E;
-    }
     const half_place to = {DS ? &args.ds : &args.p, sm.base + AT_STAGING + warp * WARP_STAGING,
                            warp * 16, u->slot + side * u->slot_step};
     const float scale = args.slab.scale * LOG2E;
@@ -281,11 +326,11 @@ struct half_state {
 
 template <typename E, bool DS>
 RA_PTX void run_phase(const ra_score_args &args, shared sm, const score_unit *u, half_state &left,
-                      half_state &right, ring_place &at, int &opened, int thread, int warpgroup,
-                      int chunks)
+                      half_state &right, ring_place &at, int &opened, uint32_t parity, int thread,
+                      int warpgroup, int chunks)
 {
     const int row = warpgroup * 64 + thread / 32 * 16 + (thread & 31) / 4;
-    const ra_grad_view &view = DS ? args.delta : args.lse;
+    constexpr int from = DS ? AT_DELTA : AT_LSE, full = DS ? DELTA_FULL : LSE_FULL;
     int before = opened;
     wgmma_fence();
     multiply<E>(right.acc, sm, opened, 1, warpgroup, true);
@@ -302,9 +347,10 @@ RA_PTX void run_phase(const ra_score_args &args, shared sm, const score_unit *u,
         before = at.stage;
         at.next();
     }
-    row_values x = load_rows(view, u, u->head, row);
-    if constexpr (!DS) { /* here and below: while products run */
-        left.spans = spans_of(args.reach, u, row, x);
+    mbarrier_wait(sm.bar(full), parity);
+    row_values x = rows_at(sm, from, row);
+    if constexpr (!DS) {
+        left.spans = spans_at(sm, row);
     }
     const int last = at.stage;
     mbarrier_wait(sm.bar(FULL + last), at.parity);
@@ -319,9 +365,13 @@ RA_PTX void run_phase(const ra_score_args &args, shared sm, const score_unit *u,
     wgmma_commit_group();
     wgmma_wait_group<1>(); /* left is complete */
     take_half<E, DS>(args, sm, u, left.acc, left.p, left.spans, x, 0, thread, warpgroup);
-    x = load_rows(view, u, u->head + args.slab.unit_head, args.slab.unit_row + row);
+    x = rows_at(sm, from, RA_BLOCK_ROWS + row);
     if constexpr (!DS) {
-        right.spans = spans_of(args.reach, u, args.slab.unit_row + row, x);
+        right.spans = spans_at(sm, RA_BLOCK_ROWS + row);
+    }
+    __syncwarp();
+    if ((thread & 31) == 0) {
+        mbarrier_arrive(sm.bar(DS ? DELTA_EMPTY : LSE_EMPTY));
     }
     opened = open_phase<E>(left.acc, sm, at, warpgroup);
     wgmma_wait_group<1>(); /* right is complete */
@@ -339,13 +389,16 @@ RA_PTX void multiply_units(const ra_score_args &args, shared sm, int thread, int
     if (!reader.wait(sm)) {
         return;
     }
+    uint32_t parity = 0; /* of the units before */
     int opened = open_phase<E>(left.acc, sm, at, warpgroup);
 #pragma unroll 1
     do {
         const score_unit *u = reader.unit(sm);
-        run_phase<E, false>(args, sm, u, left, right, at, opened, thread, warpgroup, chunks);
-        run_phase<E, true>(args, sm, u, left, right, at, opened, thread, warpgroup, chunks);
+        run_phase<E, false>(args, sm, u, left, right, at, opened, parity, thread, warpgroup,
+                            chunks);
+        run_phase<E, true>(args, sm, u, left, right, at, opened, parity, thread, warpgroup, chunks);
         reader.release(sm, (thread & 31) == 0);
+        parity ^= 1;
     } while (reader.wait(sm));
     wgmma_wait_group<0>();
     release_stage(sm, opened, thread);
@@ -360,7 +413,7 @@ __global__ void __launch_bounds__(THREADS, 1) score(const __grid_constant__ ra_s
     extern __shared__ __align__(1024) char bytes[];
     const int thread = threadIdx.x % WARPGROUP, warpgroup = threadIdx.x / WARPGROUP;
     const int chunks = args.slab.chan / RA_SLAB;
-    const shared sm = open_shared(bytes);
+    const shared sm = open_shared(bytes, 1 + ROW_WARPS + CONSUMER_WARPS);
     begin_after_last(args.slab);
     if (warpgroup == 0) {
         setmaxnreg_dec<LOAD_REGISTERS>();
@@ -373,6 +426,8 @@ __global__ void __launch_bounds__(THREADS, 1) score(const __grid_constant__ ra_s
             hand_out(sm, slab.counter, units, [&](uint32_t unit, int cta, int4(&word)[4]) {
                 describe_unit(args.slab, unit, cta, word);
             });
+        } else if (thread >= WARPGROUP - 32 * ROW_WARPS) {
+            fetch_rows(args, sm, thread / 32 - ROW_WARPS, thread & 31);
         }
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
