@@ -43,5 +43,8 @@ function(ra_kernel_flags target)
             COMPILE_OPTIONS -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma)
         set_property(SOURCE src/backend/cpu/level_avx512bf16.c APPEND PROPERTY
             COMPILE_OPTIONS -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma)
+        set_property(SOURCE src/backend/cpu/level_amxbf16.c APPEND PROPERTY
+            COMPILE_OPTIONS -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma
+            -mamx-tile -mamx-bf16)
     endif()
 endfunction()

@@ -63,7 +63,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
     list(APPEND RA_KERNEL_SOURCES
         src/backend/cpu/level_avx2.c
         src/backend/cpu/level_avx512.c
-        src/backend/cpu/level_avx512bf16.c)
+        src/backend/cpu/level_avx512bf16.c
+        src/backend/cpu/level_amxbf16.c)
 endif()
 list(APPEND RA_LIBRARY_SOURCES ${RA_KERNEL_SOURCES})
 

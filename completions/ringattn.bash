@@ -10,7 +10,7 @@ _ringattn() {
     --backend) words='cpu cuda auto' ;;
     --transport) words='threads mpi nccl' ;;
     --vision) words='none within_window over_window' ;;
-    --cpu-level) words='portable avx2 avx512 avx512bf16' ;;
+    --cpu-level) words='portable avx2 avx512 avx512bf16 amxbf16' ;;
     --ranks | -n | --threads | -t | --timeout | --seq | -s | --window | -w | --heads | --head-dim | \
         --images | --only)
         return

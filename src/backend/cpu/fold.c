@@ -15,7 +15,7 @@ typedef struct layout {
     int64_t reach;                /* ra_range [queries] */
     int64_t max, sum;             /* running softmax, float [rows] */
     int64_t q, o;                 /* tiles [rows, chan] */
-    int64_t score, rest, weights; /* tiles [RA_QUERY_BLOCK, RA_KEY_TILE] */
+    int64_t score, rest, weights; /* tiles [RA_QUERIES_MAX, RA_KEY_TILE] */
     int64_t k, v;                 /* panels of K transposed and of V */
     int64_t bytes;
 } layout;
@@ -45,16 +45,16 @@ typedef struct fold_tile {
 
 static layout plan_scratch(const fold_run *run)
 {
-    int64_t rows = run->items.tiling.rows * run->items.heads;
+    int64_t rows = ra_round_up(run->items.tiling.rows, run->operands->mr) * run->items.heads;
     layout at = {0};
     at.reach = ra_layout_add(&at.bytes, run->items.tiling.rows, sizeof(ra_range));
     at.max = ra_layout_add(&at.bytes, rows, sizeof(float));
     at.sum = ra_layout_add(&at.bytes, rows, sizeof(float));
     at.q = ra_layout_add(&at.bytes, rows * run->tile_row, sizeof(float));
     at.o = ra_layout_add(&at.bytes, rows * run->tile_row, sizeof(float));
-    at.score = ra_layout_add(&at.bytes, RA_QUERY_BLOCK * SCORE_ROW, sizeof(float));
-    at.rest = ra_layout_add(&at.bytes, RA_QUERY_BLOCK * SCORE_ROW, sizeof(float));
-    at.weights = ra_layout_add(&at.bytes, RA_QUERY_BLOCK * SCORE_ROW, sizeof(float));
+    at.score = ra_layout_add(&at.bytes, RA_QUERIES_MAX * SCORE_ROW, sizeof(float));
+    at.rest = ra_layout_add(&at.bytes, RA_QUERIES_MAX * SCORE_ROW, sizeof(float));
+    at.weights = ra_layout_add(&at.bytes, RA_QUERIES_MAX * SCORE_ROW, sizeof(float));
     int64_t nr = run->cpu->level->nr;
     at.k = ra_layout_add(&at.bytes, RA_KEY_TILE / nr * run->k_stride, sizeof(float));
     at.v = ra_layout_add(&at.bytes, run->chan_padded / nr * run->v_stride, sizeof(float));
@@ -66,7 +66,7 @@ static fold_tile open_tile(const fold_run *run, int64_t item, int worker)
     char *scratch = ra_cpu_scratch(run->cpu, worker);
     return (fold_tile){
         .run = run,
-        .item = ra_query_item_at(&run->items, item, run->cpu->level->mr),
+        .item = ra_query_item_at(&run->items, item, run->operands->mr),
         .reach = (void *)(scratch + run->at.reach),
         .max = (void *)(scratch + run->at.max),
         .sum = (void *)(scratch + run->at.sum),
@@ -136,15 +136,15 @@ static void fold_block(const fold_tile *tile, int64_t head, int64_t first, int64
     int64_t column = base + panel * level->nr;
     int64_t width = ra_round_up(seen.end - column, level->nr);
     int64_t row = head * tile->item.pitch + first;
-    ra_range keys[RA_QUERY_BLOCK], blocks[RA_QUERY_BLOCK];
+    ra_range keys[RA_QUERIES_MAX], blocks[RA_QUERIES_MAX];
     for (int64_t i = 0; i < count; i++) {
         keys[i] =
             ra_tile_columns(begin + column, end, tile->reach[first + i], tile->reach[first + i]);
     }
-    ra_tile_blocks(keys, count, level->mr, blocks);
+    ra_tile_blocks(keys, count, run->operands->mr, blocks);
     ra_product scores = {
         .mode = RA_PRODUCT_SET,
-        .m = ra_round_up(count, level->mr),
+        .m = ra_round_up(count, run->operands->mr),
         .n = width,
         .k = run->chan,
         .a = tile->q + row * run->tile_row,
@@ -158,7 +158,7 @@ static void fold_block(const fold_tile *tile, int64_t head, int64_t first, int64
         .columns = blocks,
     };
     run->operands->product(&scores);
-    float keep[RA_QUERY_BLOCK];
+    float keep[RA_QUERIES_MAX];
     ra_softmax softmax = {
         .rows = count,
         .n = width,
@@ -218,8 +218,8 @@ static void fold_keys(const fold_tile *tile, const ra_piece *k, int64_t begin, i
     run->operands->pack_transposed(&keys, tile->k, run->k_stride);
     run->operands->pack(&values, tile->v, run->v_stride);
     for (int64_t h = 0; h < item->heads; h++) {
-        for (int64_t i = 0; i < item->queries; i += RA_QUERY_BLOCK) {
-            int64_t queries = ra_min_i64(RA_QUERY_BLOCK, item->queries - i);
+        for (int64_t i = 0; i < item->queries; i += run->operands->queries) {
+            int64_t queries = ra_min_i64(run->operands->queries, item->queries - i);
             fold_block(tile, h, i, queries, begin, end, base);
         }
     }
@@ -288,12 +288,15 @@ ra_status ra_cpu_fold(ra_cpu *cpu, const ra_fold_job *job)
     const ra_level *level = cpu->level;
     fold_run run = {.cpu = cpu, .job = job, .chan = job->q.size[RA_CHAN]};
     run.operands = ra_level_operands(level, job->q.dtype);
+    RA_CHECK(RA_KEY_TILE % level->nr == 0 && run.operands->queries <= RA_QUERIES_MAX &&
+             run.operands->queries % run.operands->mr == 0);
     run.chan_padded = ra_round_up(run.chan, level->nr);
     run.tile_row = run.chan_padded + RA_TILE_GAP;
-    run.k_stride = run.chan * level->nr + RA_TILE_GAP;
+    run.k_stride = ra_round_up(run.chan, RA_DEPTH_STEP) * level->nr + RA_TILE_GAP;
     run.v_stride = RA_KEY_TILE * level->nr + RA_TILE_GAP;
     int64_t q_heads = job->q.size[RA_HEAD];
-    RA_TRY(ra_query_items_build(cpu, job->cover, q_heads, kv_heads(job->k, q_heads), run.chan,
+    int64_t blocks = ra_min_i64(RA_BLOCKS_MAX, run.operands->tile_channels / run.chan);
+    RA_TRY(ra_query_items_build(cpu, job->cover, q_heads, kv_heads(job->k, q_heads), blocks,
                                 &run.items));
     run.at = plan_scratch(&run);
     RA_TRY(ra_cpu_scratch_reserve(cpu, run.at.bytes));

@@ -155,13 +155,13 @@ static key_tile open_tile(const grad_run *run, int64_t item, int worker)
 static void load_rows(const key_tile *tile, const query_block *block)
 {
     const grad_run *run = tile->run;
-    const ra_level *level = run->cpu->level;
     const ra_tensor *tensors[] = {&run->job->q, &run->job->dout};
     float *tiles[] = {tile->q, tile->dout}, *panels[] = {tile->q_rows, tile->dout_rows};
     for (int t = 0; t < 2; t++) {
         ra_rows rows =
             ra_tile_rows(tensors[t], block->piece, block->head, block->pos, block->count);
-        run->operands->load(&rows, ra_round_up(block->count, level->mr), tiles[t], run->tile_row);
+        run->operands->load(&rows, ra_round_up(block->count, run->operands->mr), tiles[t],
+                            run->tile_row);
         for (int64_t i = 0; i < block->count; i++) {
             float *row = tiles[t] + i * run->tile_row;
             if (*ra_tile_value(&run->job->lse, block->piece, block->head, block->pos + i) ==
@@ -191,10 +191,11 @@ static void weigh(const key_tile *tile, const query_block *block)
     const grad_run *run = tile->run;
     const ra_level *level = run->cpu->level;
     int64_t panel = block->column / level->nr, width = block->width;
-    int64_t padded = ra_round_up(width, level->mr); /* rows of dk and dv that blocks reach */
+    int64_t padded =
+        ra_round_up(width, run->operands->mr); /* rows of dk and dv that blocks reach */
     ra_product scores = {
         .mode = RA_PRODUCT_SET,
-        .m = ra_round_up(block->count, level->mr),
+        .m = ra_round_up(block->count, run->operands->mr),
         .n = width,
         .k = run->chan,
         .a = tile->q,
@@ -243,14 +244,15 @@ static void add_transposed(const key_tile *tile, const query_block *block, const
                            const float *rows, float *to)
 {
     const grad_run *run = tile->run;
+    const int64_t by_row = run->operands->transposed_row;
     ra_product product = {
         .mode = RA_PRODUCT_ADD,
-        .m = ra_round_up(block->width, run->cpu->level->mr),
+        .m = ra_round_up(block->width, run->operands->mr),
         .n = run->chan_padded,
         .k = block->count,
         .a = weights,
-        .a_row = 1,
-        .a_col = SCORE_ROW,
+        .a_row = by_row ? by_row : 1,
+        .a_col = by_row ? 1 : SCORE_ROW,
         .b = rows,
         .b_stride = run->q_stride,
         .c = to + block->column * run->tile_row,
@@ -280,7 +282,7 @@ static void add_queries(const key_tile *tile, const query_block *block)
     const ra_level *level = run->cpu->level;
     ra_product product = {
         .mode = RA_PRODUCT_SET,
-        .m = ra_round_up(block->count, level->mr),
+        .m = ra_round_up(block->count, run->operands->mr),
         .n = run->chan_padded,
         .k = block->width,
         .a = tile->ds_rows,
@@ -314,6 +316,7 @@ static void add_queries(const key_tile *tile, const query_block *block)
 static bool find_keys(const key_tile *tile, query_block *block)
 {
     const ra_level *level = tile->run->cpu->level;
+    int64_t mr = tile->run->operands->mr;
     int64_t begin = tile->at.begin, end = tile->at.end, last = block->count - 1;
     ra_range seen = ra_tile_columns(begin, end, tile->reach[0], tile->reach[last]);
     block->column = seen.begin / level->nr * level->nr;
@@ -322,8 +325,8 @@ static bool find_keys(const key_tile *tile, query_block *block)
         ra_range reach = tile->reach[i];
         block->keys[i] = ra_tile_columns(begin + block->column, end, reach, reach);
     }
-    ra_tile_blocks(block->keys, block->count, level->mr, block->seen);
-    ra_tile_seen_by(block->keys, block->count, level->mr, block->width, block->seen_by);
+    ra_tile_blocks(block->keys, block->count, mr, block->seen);
+    ra_tile_seen_by(block->keys, block->count, mr, block->width, block->seen_by);
     return seen.begin < seen.end;
 }
 
@@ -445,9 +448,10 @@ ra_status ra_cpu_grad(ra_cpu *cpu, const ra_grad_job *job)
 {
     const ra_level *level = cpu->level;
     const ra_cover *cover = job->cover;
-    RA_CHECK(KEYS % level->nr == 0 && QUERIES % level->mr == 0 && level->mr <= RA_TILE_GAP);
     grad_run run = {.cpu = cpu, .job = job, .chan = job->q.size[RA_CHAN]};
     run.operands = ra_level_operands(level, job->q.dtype);
+    RA_CHECK(KEYS % level->nr == 0 && QUERIES % run.operands->mr == 0 &&
+             run.operands->mr <= RA_TILE_GAP && QUERIES <= 2 * RA_DEPTH_STEP);
     for (int i = 0; i < RA_SOURCE_COUNT; i++) {
         if (job->k[i].data) {
             run.kv_heads = job->k[i].size[RA_HEAD];
@@ -460,7 +464,7 @@ ra_status ra_cpu_grad(ra_cpu *cpu, const ra_grad_job *job)
     run.band = ra_min_i64(ra_team_size(cpu->team), run.kv_heads);
     run.chan_padded = ra_round_up(run.chan, level->nr);
     run.tile_row = run.chan_padded + RA_TILE_GAP;
-    run.columns_stride = run.chan * level->nr + RA_TILE_GAP;
+    run.columns_stride = ra_round_up(run.chan, RA_DEPTH_STEP) * level->nr + RA_TILE_GAP;
     run.q_stride = QUERIES * level->nr + RA_TILE_GAP;
     run.k_stride = KEYS * level->nr + RA_TILE_GAP;
     run.at = plan_scratch(&run);

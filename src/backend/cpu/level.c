@@ -9,9 +9,7 @@
 static const ra_level *const levels[] = {
     &ra_level_portable,
 #ifdef RA_CPU_X86
-    &ra_level_avx2,
-    &ra_level_avx512,
-    &ra_level_avx512bf16,
+    &ra_level_avx2,     &ra_level_avx512, &ra_level_avx512bf16, &ra_level_amxbf16,
 #endif
 };
 enum { LEVEL_COUNT = sizeof levels / sizeof *levels };

@@ -8,13 +8,17 @@
  * `stride` floats apart; columns past n are zero, so a product may always run over whole panels.
  *
  * OPERANDS. A and B consist of 32-bit words, whatever they hold: one f32, or two bf16 that follow
- * each other along k. Strides count words, m, n and k count values. C is f32.
+ * each other along k. Strides count words, m, n and k count values. C is f32. A product may read
+ * both to the next multiple of RA_DEPTH_STEP along k, where its form of operands has made them
+ * zero.
  */
 #ifndef RA_BACKEND_CPU_LEVEL_H
 #define RA_BACKEND_CPU_LEVEL_H
 
 #include "base/status.h"
 #include "rule/mask_rule.h"
+
+enum { RA_DEPTH_STEP = 32 };
 
 /* Rows of a tensor: contiguous channels of any dtype, a row every `stride` elements. */
 typedef struct ra_rows {
@@ -73,6 +77,12 @@ typedef struct ra_gradient {
 /* One form of the operands, and the product of two of that form. */
 typedef struct ra_operands {
     int64_t depth; /* values in a word: 1 or 2 */
+    int64_t mr;    /* a product is computed in blocks of mr rows by nr columns */
+    int64_t
+        queries; /* rows of a block of scores: multiple of mr, small enough for the first cache */
+    /* Of a forward tile: blocks of 24 queries times head_dim. A packed key tile should serve many
+     * where packing is dear beside a product; less memory suits the second cache. */
+    int64_t tile_channels;
     /* Rows to a tile of words; rows from count to row_end are zero. */
     void (*load)(const ra_rows *rows, int64_t row_end, float *tile, int64_t tile_row);
     /* B = rows: k = count, n = chan. */
@@ -83,6 +93,8 @@ typedef struct ra_operands {
      * is a row of the tile, whole vectors of columns are read and written. `row` is the stride of
      * both. NULL: an f32 tile is A as it is. */
     void (*narrow)(const float *tile, int64_t row, int64_t m, int64_t n, float *out);
+    /* Words from row to row of such an A^T; 0: it is stored column by column, `row` words apart. */
+    int64_t transposed_row;
     void (*narrow_transposed)(const float *tile, int64_t row, int64_t m, int64_t n, float *out);
     void (*product)(const ra_product *product);
 } ra_operands;
@@ -90,7 +102,7 @@ typedef struct ra_operands {
 typedef struct ra_level {
     const char *name;
     bool (*runs)(void); /* does this machine have the instructions? */
-    int64_t mr, nr;     /* a product is computed in blocks of mr rows by nr columns */
+    int64_t nr;         /* columns of a panel */
 
     const ra_operands *full; /* for inputs of any dtype */
     const ra_operands *bf16; /* for inputs in bf16; may be the same */
@@ -110,6 +122,7 @@ extern const ra_level ra_level_portable;
 extern const ra_level ra_level_avx2;
 extern const ra_level ra_level_avx512;
 extern const ra_level ra_level_avx512bf16;
+extern const ra_level ra_level_amxbf16;
 #endif
 
 static inline const ra_operands *ra_level_operands(const ra_level *level, ra_dtype dtype)

@@ -5,7 +5,7 @@
 #include "base/mathx.h"
 
 /* Items a worker, at least, for the team to share them out evenly. */
-enum { ITEMS_PER_WORKER = 4 };
+enum { ITEMS_PER_WORKER = 8 };
 
 ra_status ra_tiling_build(ra_tile_counts *memory, const ra_piece *pieces, int64_t piece_count,
                           int64_t rows, ra_tiling *out)
@@ -59,11 +59,9 @@ bool ra_tile_behind(const ra_cover *cover, const ra_piece *q, const ra_piece_til
 }
 
 ra_status ra_query_items_build(ra_cpu *cpu, const ra_cover *cover, int64_t q_heads,
-                               int64_t kv_heads, int64_t chan, ra_query_items *out)
+                               int64_t kv_heads, int64_t blocks_max, ra_query_items *out)
 {
-    RA_CHECK(RA_QUERY_BLOCK % cpu->level->mr == 0 && RA_KEY_TILE % cpu->level->nr == 0);
     int64_t group = q_heads / kv_heads;
-    int64_t blocks_max = ra_min_i64(RA_BLOCKS_MAX, RA_BLOCK_CHANNELS / chan);
     int64_t heads = ra_ceil_div(group, ra_ceil_div(group, blocks_max));
     int64_t blocks = blocks_max / heads;
     /* Smaller tiles for a larger team are free to choose: no bit depends on the tile of a row. */
