@@ -138,24 +138,25 @@ static void time_single(const ring_shape &s, ra_backend *backend, int device, do
 }
 
 /* Share of the calls' time in which a rank's computation waited for exchanges, the largest of all
- * ranks; a trace waits for every computation, so these calls are not timed. */
+ * ranks; the first call warms up. A trace waits for every computation, so these calls are not
+ * timed. */
 static double exposed(const seat &at, const ring_shape &s, ra_backend *backend, int device,
                       bool backward)
 {
-    enum { EVENTS = 4096, CALLS = 2 };
+    enum { EVENTS = 4096, CALLS = 4 };
     int rank = ra_comm_rank(at.comm);
     ra_trace *trace = nullptr;
     shard p;
     MUST_RA(ra_trace_create(EVENTS, &trace));
     shard_open(s, backend, at.comm, device, trace, &p);
+    ra_trace_summary sum = {}, warm = {};
+    sum.size = warm.size = sizeof sum;
     for (int call = 0; call < CALLS; call++) {
         largest(at.comm, 0);
         job_call(p, backward);
+        shard_wait(p);
+        MUST_RA(ra_trace_summarize(trace, rank, call == 0 ? &warm : &sum));
     }
-    shard_wait(p);
-    ra_trace_summary sum = {};
-    sum.size = sizeof sum;
-    MUST_RA(ra_trace_summarize(trace, rank, &sum));
     if (at.o->trace && &s == &shapes[0]) {
         std::string path = std::string(at.o->trace) + "." + at.transport +
                            (backward ? ".backward." : ".forward.") + std::to_string(rank) + ".json";
@@ -163,7 +164,7 @@ static double exposed(const seat &at, const ring_shape &s, ra_backend *backend, 
     }
     job_close(&p);
     ra_trace_free(trace);
-    return largest(at.comm, sum.exposed / sum.wall);
+    return largest(at.comm, (sum.exposed - warm.exposed) / (sum.wall - warm.wall));
 }
 
 static void run_row(const seat &at, int index, ra_backend *backend, int device)

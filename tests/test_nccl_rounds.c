@@ -138,34 +138,41 @@ static void test_both_ends_cut_alike(void **state)
     ra_nccl_rounds_free(&in);
 }
 
-/* Large blocks without gaps are sent where they are, small ones together. */
+/* What lies without a gap is sent where it is: the rows and the heads of a tensor, each half of a
+ * message for itself; a small message is one piece. */
 static void test_contiguous_is_direct(void **state)
 {
     (void)state;
-    const size_t head = 5 << 19; /* two and a half pieces */
+    const size_t head = 5 << 18; /* two are two and a half pieces */
     ra_nccl_rounds rounds = {.small_bytes = SMALL, .piece_bytes = PIECE, .round_bytes = ROUND};
-    char *memory = malloc(4 * head);
+    char *memory = malloc(5 * head);
     assert_non_null(memory);
     ra_block blocks[] = {
-        {memory, head, head, 1},
-        {memory + head, head / 64, head / 64, 64}, /* rows side by side */
-        {memory + 2 * head, 1000, 1000, 1},
-        {memory + 3 * head, 2000, 2000, 1},
-        {memory + 3 * head + 5000, SMALL, SMALL + 8, 2}, /* rows apart */
+        {memory, head, head, 2},                         /* keys: heads side by side */
+        {memory + 2 * head + 8, head - 8, head + 16, 1}, /* values: in two blocks */
+        {memory + 4 * head - 8, head + 8, head + 8, 1},
     };
-    ra_xfer xfer = {1, true, blocks, 5, 2 * head + 3000 + 2 * SMALL};
-    const size_t bytes[] = {PIECE, PIECE,    head - 2 * PIECE, PIECE, PIECE, head - 2 * PIECE,
-                            3000,  2 * SMALL};
+    ra_xfer xfer = {1, true, blocks, 3, 4 * head};
+    const size_t bytes[] = {PIECE, PIECE, 2 * head - 2 * PIECE, PIECE, PIECE, 2 * head - 2 * PIECE};
+    const bool direct[] = {true, true, true, true, false, true};
     assert_int_equal(ra_nccl_rounds_start(&rounds, &xfer, 1), RA_OK);
     assert_int_equal(ra_nccl_rounds_next(&rounds), RA_OK);
-    assert_int_equal(rounds.piece_count, 8);
-    for (int i = 0; i < 8; i++) {
+    assert_int_equal(rounds.piece_count, 6);
+    for (int i = 0; i < 6; i++) {
         assert_int_equal(rounds.piece[i].bytes, bytes[i]);
-        assert_int_equal(rounds.piece[i].direct != NULL, i < 6);
+        assert_int_equal(rounds.piece[i].direct != NULL, direct[i]);
     }
-    assert_ptr_equal(rounds.piece[4].direct, memory + head + PIECE);
+    assert_ptr_equal(rounds.piece[1].direct, memory + PIECE);
+    assert_ptr_equal(rounds.piece[3].direct, memory + 2 * head + 8);
     assert_int_equal(ra_nccl_rounds_next(&rounds), RA_OK);
     assert_int_equal(rounds.piece_count, 0);
+
+    ra_block small[] = {{memory, SMALL / 4, SMALL / 2, 2}, {memory + SMALL, SMALL / 2, 0, 1}};
+    xfer = (ra_xfer){1, true, small, 2, SMALL};
+    assert_int_equal(ra_nccl_rounds_start(&rounds, &xfer, 1), RA_OK);
+    assert_int_equal(ra_nccl_rounds_next(&rounds), RA_OK);
+    assert_int_equal(rounds.piece_count, 1);
+    assert_null(rounds.piece[0].direct);
     ra_nccl_rounds_free(&rounds);
     free(memory);
 }

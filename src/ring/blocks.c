@@ -22,21 +22,29 @@ bool ra_slice_walk_next(ra_slice_walk *walk, ra_slice *slice)
     return false;
 }
 
+static void append(ra_block_list *list, ra_block block)
+{
+    RA_CHECK(list->count < list->capacity);
+    list->block[list->count++] = block;
+}
+
 void ra_blocks_add(ra_block_list *list, const ra_tensor *t, int64_t tensor_row, int64_t index,
                    int64_t count)
 {
-    size_t element = ra_dtype_bytes(t->dtype);
-    size_t width = (size_t)t->size[RA_CHAN] * element;
-    size_t stride = (size_t)t->stride[RA_SEQ] * element;
-    for (int64_t head = 0; head < t->size[RA_HEAD]; head++) {
-        RA_CHECK(list->count < list->capacity);
-        ra_block *block = &list->block[list->count++];
-        block->data = ra_tensor_at(t, tensor_row, head, index);
-        if (stride == width) { /* rows lie side by side: one long copy */
-            *block = (ra_block){block->data, width * (size_t)count, width * (size_t)count, 1};
-        } else {
-            *block = (ra_block){block->data, width, stride, count};
-        }
+    int64_t element = (int64_t)ra_dtype_bytes(t->dtype), heads = t->size[RA_HEAD];
+    int64_t width = t->size[RA_CHAN] * element, stride = t->stride[RA_SEQ] * element;
+    int64_t apart = t->stride[RA_HEAD] * element;
+    bool gapless = count == 1 || stride == width; /* rows of a head: as one */
+    if (gapless && (heads == 1 || apart >= width * count)) {
+        void *data = ra_tensor_at(t, tensor_row, 0, index);
+        append(list, (ra_block){data, (size_t)(width * count),
+                                (size_t)(heads == 1 ? width * count : apart), heads});
+        return;
+    }
+    for (int64_t head = 0; head < heads; head++) {
+        void *data = ra_tensor_at(t, tensor_row, head, index);
+        append(list, gapless ? (ra_block){data, (size_t)(width * count), (size_t)(width * count), 1}
+                             : (ra_block){data, (size_t)width, (size_t)stride, count});
     }
 }
 

@@ -30,7 +30,8 @@ typedef struct ra_slice_walk {
 ra_slice_walk ra_slice_walk_start(const ra_message *message, int64_t begin, int64_t end);
 bool ra_slice_walk_next(ra_slice_walk *walk, ra_slice *slice);
 
-/* Appends the blocks of `count` sequence rows of all heads. */
+/* Appends `count` sequence rows of all heads, head by head, in as few blocks as their strides
+ * allow. */
 void ra_blocks_add(ra_block_list *list, const ra_tensor *t, int64_t tensor_row, int64_t index,
                    int64_t count);
 

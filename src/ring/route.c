@@ -69,7 +69,8 @@ static ra_status add_landed(const ra_route *r, const ra_message *message, int64_
     return RA_OK;
 }
 
-/* Piece of both directions of one leg: what collect received goes back, what it sent comes home. */
+/* Piece of both directions of one leg: what collect received goes back, what it sent comes home.
+ * The hop's first exchange goes behind its computation, the others behind that. */
 static ra_status exchange_piece(const ra_route *r, const ra_leg *leg, int hop, int64_t piece)
 {
     const ra_ring *ring = r->ring;
@@ -88,7 +89,9 @@ static ra_status exchange_piece(const ra_route *r, const ra_leg *leg, int hop, i
         ring->xfers[xfer_count++] =
             list_rows(ring, &leg->send, &landing_k, &landing_v, begin, end, false);
     }
-    return ra_comm_exchange(ring->comm, ring->xfers, xfer_count, ring->timeout_ms);
+    bool first = piece == 0 && leg == &ring->schedule->leg[ring->schedule->hop[hop].leg_first];
+    return first ? ra_ring_exchange(ring, RA_MARK_ROUTE + hop % 2, xfer_count)
+                 : ra_comm_exchange(ring->comm, ring->xfers, xfer_count, ring->timeout_ms);
 }
 
 /* Piece by piece: while one is added to this rank's sums, the next one travels. */
@@ -108,8 +111,7 @@ static ra_status route_hop(void *arg)
     const ra_route_task *task = arg;
     const ra_route *r = task->route;
     const ra_hop *hop = &r->ring->schedule->hop[task->hop];
-    const ra_backend *backend = r->ring->backend;
-    ra_status status = backend->ops->wait_mark(backend->self, RA_MARK_ROUTE + task->hop % 2);
+    ra_status status = RA_OK;
     int64_t started = ra_trace_begin(r->ring->trace);
     for (int l = hop->leg_first; !status && l < hop->leg_first + hop->leg_count; l++) {
         status = exchange_leg(r, &r->ring->schedule->leg[l], task->hop);

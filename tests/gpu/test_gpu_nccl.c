@@ -130,7 +130,7 @@ static void exchanges(int rank, ra_comm *comm, void *arg, rank_report *report)
     for (int turn = 0; turn < 24 && !report->status; turn++) {
         /* Several pieces, and once more than a round. */
         bool past_a_round = turn == 4 && ra_comm_size(comm) > 1;
-        int64_t longest = past_a_round ? 12 << 20 : turn % 4 == 0 ? 100000 : 3000;
+        int64_t longest = past_a_round ? 6 << 20 : turn % 4 == 0 ? 100000 : 3000;
         sent += exchange_one(comm, rank, turn, &own, longest, report);
     }
     nccl_expect(report, report->status || ra_comm_bytes_sent(comm) == sent, "count of bytes");

@@ -237,7 +237,7 @@ ra_status ra_cuda_row_dot(const ra_tensor *a, const ra_tensor *b, const ra_tenso
 
 ra_status ra_cuda_pause(cudaStream_t stream)
 {
-    pause_stream<<<1, 1, 0, stream>>>(30000);
+    pause_stream<<<1, 1, 0, stream>>>(10000);
     RA_CUDA_TRY(cudaGetLastError());
     return RA_OK;
 }

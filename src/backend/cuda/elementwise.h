@@ -14,7 +14,7 @@ ra_status ra_cuda_cast(const ra_tensor *to, const ra_tensor *from, cudaStream_t 
 ra_status ra_cuda_row_dot(const ra_tensor *a, const ra_tensor *b, const ra_tensor *dot,
                           cudaStream_t stream);
 
-/* Some 15 us in which the stream takes one processor only: a kernel of another stream that may
+/* Some 6 us in which the stream takes one processor only: a kernel of another stream that may
  * start now starts before the next one of this. */
 ra_status ra_cuda_pause(cudaStream_t stream);
 

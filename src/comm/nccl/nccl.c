@@ -19,7 +19,7 @@ enum {
     CLOSE_MS = 5000, /* for the other ranks to close theirs */
     /* Processors that a transfer may take from the computation; docs/ring.md has what two H200
      * reach with as many. */
-    CTAS_MAX = 16,
+    CTAS_MAX = 24,
 };
 
 /* ---- operations; all under the lock */

@@ -15,34 +15,13 @@ ra_status ra_nccl_rounds_start(ra_nccl_rounds *rounds, const ra_xfer *xfers, int
     return RA_OK;
 }
 
-static uint64_t bytes_of(const ra_block *block)
+/* Bytes of the next piece; 0 when the message is done. */
+static uint64_t measure(const ra_nccl_message *m, const ra_nccl_rounds *rounds)
 {
-    return block->width * (uint64_t)block->count;
-}
-
-/* Bytes of the next piece: of one large block, or of all small blocks that follow. */
-static uint64_t measure(ra_nccl_message *m, const ra_nccl_rounds *rounds)
-{
-    const ra_xfer *x = m->xfer;
-    uint64_t bytes = 0;
-    if (m->block < x->block_count && bytes_of(&x->blocks[m->block]) >= rounds->small_bytes) {
-        uint64_t whole = bytes_of(&x->blocks[m->block]), left = whole - m->passed;
-        bytes = left < rounds->piece_bytes ? left : rounds->piece_bytes;
-        m->passed += bytes;
-        if (m->passed == whole) {
-            m->block++;
-            m->passed = 0;
-        }
-        return bytes;
-    }
-    for (; m->block < x->block_count; m->block++) {
-        uint64_t next = bytes_of(&x->blocks[m->block]);
-        if (next >= rounds->small_bytes || bytes + next > rounds->piece_bytes) {
-            break;
-        }
-        bytes += next;
-    }
-    return bytes;
+    uint64_t whole = m->xfer->bytes, half = whole / 2;
+    bool halved = whole > rounds->small_bytes && m->passed < half;
+    uint64_t left = (halved ? half : whole) - m->passed;
+    return left < rounds->piece_bytes ? left : rounds->piece_bytes;
 }
 
 static ra_nccl_piece cut(ra_nccl_message *m, uint64_t bytes)
@@ -56,6 +35,7 @@ static ra_nccl_piece cut(ra_nccl_message *m, uint64_t bytes)
         ra_stretch next = ra_cursor_take(&m->at, piece.bytes - passed);
         passed += ra_stretch_bytes(&next);
     }
+    m->passed += bytes;
     return piece;
 }
 
@@ -76,12 +56,13 @@ ra_status ra_nccl_rounds_next(ra_nccl_rounds *rounds)
     rounds->staging_bytes = 0;
     for (int i = 0; i < rounds->message_count; i++) {
         ra_nccl_message *m = &rounds->message[i];
-        for (uint64_t taken = 0; taken < rounds->round_bytes && m->block < m->xfer->block_count;) {
-            uint64_t bytes = measure(m, rounds);
-            if (bytes > 0) { /* 0 for empty blocks */
-                RA_TRY(add_piece(rounds, cut(m, bytes)));
+        uint64_t bytes;
+        for (uint64_t taken = 0; taken < rounds->round_bytes; taken += bytes) {
+            bytes = measure(m, rounds);
+            if (bytes == 0) {
+                break;
             }
-            taken += bytes;
+            RA_TRY(add_piece(rounds, cut(m, bytes)));
         }
     }
     return RA_OK;

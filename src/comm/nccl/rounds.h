@@ -1,9 +1,8 @@
 /*
- * Messages cut into pieces, and pieces into rounds. Sender and receiver list the same blocks, one
- * by one of the same bytes, though rows may lie closer in one than in the other: so both cut alike,
- * and every piece is one send and one receive. A piece that lies in memory without a gap is sent
- * and received where it is; another, as of several small blocks, passes through a place in staging
- * memory. Must not know NCCL or streams.
+ * Messages cut into pieces, and pieces into rounds, by their bytes alone, as the rows of sender and
+ * receiver may lie differently: so both cut alike, and every piece is one send and one receive. A
+ * piece that lies in memory without a gap is sent and received where it is; another passes through
+ * a place in staging memory. Must not know NCCL or streams.
  */
 #ifndef RA_COMM_NCCL_ROUNDS_H
 #define RA_COMM_NCCL_ROUNDS_H
@@ -11,13 +10,15 @@
 #include "base/status.h"
 #include "comm/cursor.h"
 
-/* A round bounds the staging memory. It is large, as each is an operation of its own on the device,
- * and between two of them a computation may take every processor. Blocks below SMALL go together.
- */
+/* Few pieces: a send for every head costs more than the copies to put heads together, and NCCL may
+ * need several operations of the device for them. A message larger than SMALL is cut in the middle,
+ * where values follow keys, so that each half may lie without a gap. A round bounds the staging
+ * memory. It is large, as each is an operation of its own, and between two of them a computation
+ * may take every processor. */
 enum {
-    RA_NCCL_SMALL_BYTES = 1 << 16,
-    RA_NCCL_PIECE_BYTES = 64 << 20,
-    RA_NCCL_ROUND_BYTES = 448 << 20, /* and at most a piece more */
+    RA_NCCL_SMALL_BYTES = 4 << 20,
+    RA_NCCL_PIECE_BYTES = 128 << 20,
+    RA_NCCL_ROUND_BYTES = 384 << 20, /* and at most a piece more */
 };
 
 typedef struct ra_nccl_piece {
@@ -33,8 +34,7 @@ typedef struct ra_nccl_piece {
 typedef struct ra_nccl_message {
     const ra_xfer *xfer;
     ra_cursor at;
-    int64_t block;   /* the next bytes are of this one, */
-    uint64_t passed; /* behind so many of its own */
+    uint64_t passed;
 } ra_nccl_message;
 
 typedef struct ra_nccl_rounds {
