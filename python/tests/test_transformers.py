@@ -118,7 +118,6 @@ def test_bfloat16(name: str, size: int) -> None:
 def test_faults_are_too_far(fault: str, dtype: torch.dtype) -> None:
     """A window that is one too long, a scale that is a ten thousandth off, in bfloat16 a
     twentieth."""
-    assert not too_far(theirs("packed", dtype, 2), "packed", dtype)
     assert too_far(theirs("packed", dtype, 2, fault=fault), "packed", dtype)
 
 
