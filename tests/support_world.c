@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "attn/ctx.h"
+#include "backend/cpu/cpu.h"
 #include "tensor/tensor.h"
 
 enum { POISON = 0xff }; /* every dtype reads NaN */
@@ -234,9 +235,18 @@ void rank_desc_free(ra_step_desc *desc)
     memset(desc, 0, sizeof *desc);
 }
 
-/* Scratch memory is not zeroed between calls, so none may rely on what it holds. */
+/* Scratch memory is not zeroed between calls, so none may rely on what it holds: neither that of
+ * the ctx nor that of the CPU's workers. */
 static void spoil_scratch(const ra_ctx *ctx)
 {
+    if (strcmp(ra_backend_name(ctx->backend), "cpu") == 0) {
+        ra_cpu *cpu = ctx->backend->self;
+        pthread_mutex_lock(&cpu->busy);
+        if (cpu->scratch) {
+            memset(cpu->scratch, POISON, (size_t)cpu->scratch_bytes);
+        }
+        pthread_mutex_unlock(&cpu->busy);
+    }
     ra_tensor scratch = ra_tensor_bhsd(ctx->scratch, RA_F32, 1, 1, 1,
                                        (int64_t)(ctx->scratch_bytes / sizeof(float)));
     if (ctx->scratch) {
