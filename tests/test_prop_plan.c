@@ -256,7 +256,7 @@ static void check_partners(const case_plan *c, const ra_cover *cover, bool keys)
 
 enum life { UNSEEN, OPEN, CLOSED };
 
-/* A row's state is started in the first hop that has it and finished in the last. */
+/* A row's state is started in the first hop of the backward that has it and finished in the last. */
 static void live(const case_plan *c, const ra_piece *piece, uint8_t *state)
 {
     for (int64_t j = 0; j < piece->count; j++) {
@@ -304,18 +304,19 @@ static void check_life(const case_plan *c, int rank)
     const ra_schedule *s = &c->schedule[rank];
     uint8_t state[ROWS_MAX * SEQ_MAX] = {UNSEEN}, key_state[ROWS_MAX * SEQ_MAX] = {UNSEEN};
     bool resumes = false;
-    for (int h = 0; h < s->hop_count; h++) {
-        const ra_cover *cover = &s->hop[h].cover;
+    for (int i = 0; i < s->hop_count; i++) {
+        const ra_hop *hop = &s->hop[ra_schedule_backward_hop(s, i)];
+        const ra_cover *cover = &hop->cover;
         int64_t chunk_rows = 0;
         check_partners(c, cover, false);
         check_partners(c, cover, true);
-        for (int64_t i = 0; i < cover->q_count; i++) {
-            const ra_piece *q = &cover->q[i];
+        for (int64_t j = 0; j < cover->q_count; j++) {
+            const ra_piece *q = &cover->q[j];
             resumes = resumes || !q->fresh || !q->final;
             live(c, q, state);
         }
-        for (int64_t i = 0; i < cover->k_count; i++) {
-            const ra_piece *k = &cover->k[i];
+        for (int64_t j = 0; j < cover->k_count; j++) {
+            const ra_piece *k = &cover->k[j];
             if (k->source == RA_SOURCE_OWN) {
                 live(c, k, key_state);
             } else {
@@ -323,7 +324,7 @@ static void check_life(const case_plan *c, int rank)
                 chunk_rows += k->count;
             }
         }
-        EXPECT(chunk_rows == s->hop[h].chunk_rows);
+        EXPECT(chunk_rows == hop->chunk_rows);
     }
     EXPECT(s->resumes == resumes);
     for (int64_t i = 0; i < c->p.rows * c->p.seq; i++) {

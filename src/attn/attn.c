@@ -123,8 +123,8 @@ static ra_status walk_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backwa
                                const ra_backward_scratch *s, ring_call *call)
 {
     const ra_backend *backend = ctx->backend;
-    RA_TRY(ra_collect_start(&call->collect));
-    for (int h = 0; h < plan->schedule.hop_count; h++) {
+    for (int i = 0; i < plan->schedule.hop_count; i++) {
+        int h = ra_schedule_backward_hop(&plan->schedule, i);
         ra_grad_job job = {
             .cover = &plan->schedule.hop[h].cover,
             .prepared = plan->prepared[h],
@@ -155,6 +155,9 @@ static ra_status walk_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backwa
             RA_TRY(ra_route_send(&call->route, h));
         }
     }
+    if (plan->schedule.backwards && plan->schedule.hop_count > 1) {
+        RA_TRY(ra_route_add(&call->route, plan->schedule.hop_count - 1));
+    }
     return ra_route_finish(&call->route);
 }
 
@@ -180,6 +183,7 @@ static ra_status run_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backwar
         .landing_k = s.landing_k,
         .landing_v = s.landing_v,
     };
+    RA_TRY(ra_collect_start(&call->collect));
     int64_t begin = ra_trace_begin(ctx->options.trace);
     RA_TRY(fill_idle(plan, &io->dq, 0.0f));
     RA_TRY(fill_idle(plan, &io->dk, 0.0f));

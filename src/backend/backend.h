@@ -71,7 +71,7 @@ typedef enum ra_mark {
     RA_MARK_COUNT,
 } ra_mark;
 
-/* fold, grad, fill, cast and row_dot may return before they are done; they run in the
+/* fold, grad, fill, cast, row_dot and add_behind may return before they are done; they run in the
  * order of their calls, on the stream given last. */
 typedef struct ra_backend_ops {
     const char *name;
@@ -91,6 +91,8 @@ typedef struct ra_backend_ops {
     /* f32, same sizes; may return before it is done, which wait_add waits for. */
     ra_status (*add)(void *self, const ra_tensor *to, const ra_tensor *from);
     ra_status (*wait_add)(void *self);
+    /* The same among fold, grad and the others, in the order of their calls. */
+    ra_status (*add_behind)(void *self, const ra_tensor *to, const ra_tensor *from);
     ra_status (*cast)(void *self, const ra_tensor *to,
                       const ra_tensor *from); /* f32 to any dtype */
     ra_status (*row_dot)(void *self, const ra_tensor *a, const ra_tensor *b,

@@ -227,6 +227,7 @@ static ra_status build_neighbourhood(ra_schedule *schedule, const ra_piece *own,
 {
     ra_hop *inner = &schedule->hop[0], *outer = &schedule->hop[1];
     schedule->hop_count = schedule->leg_count > 0 ? 2 : 1;
+    schedule->backwards = true; /* gradients of received rows travel home under the larger hop */
     RA_TRY(copy_pieces(own, own_count, &inner->cover.k, &inner->cover.k_count));
     RA_TRY(RA_NEW(&inner->cover.q, own_count));
     RA_TRY(RA_NEW(&outer->cover.q, own_count));
@@ -293,13 +294,14 @@ static ra_status list_returned(ra_schedule *schedule, const ra_piece_set *return
     return RA_OK;
 }
 
+/* In the order of the backward: where that is not the forward's, each query is in one hop. */
 static ra_status mark_pieces(ra_schedule *schedule)
 {
     ra_piece_set returned = {0};
     ra_cover **covers = NULL;
     ra_status status = RA_NEW(&covers, schedule->hop_count);
     for (int h = 0; h < schedule->hop_count && !status; h++) {
-        covers[h] = &schedule->hop[h].cover;
+        covers[h] = &schedule->hop[ra_schedule_backward_hop(schedule, h)].cover;
     }
     status = status ? status : gather_returned(schedule, &returned);
     status = status ? status : list_returned(schedule, &returned);

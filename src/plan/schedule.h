@@ -53,8 +53,15 @@ typedef struct ra_schedule {
     /* Own rows whose gradients other ranks add to, after the last hop that this rank does. */
     int64_t returned_count;
     ra_local_rows *returned;
-    bool resumes; /* some query piece is not both fresh and final: needs an f32 accumulator */
+    bool resumes;   /* some query piece is not both fresh and final: needs an f32 accumulator */
+    bool backwards; /* the backward computes the last hop first */
 } ra_schedule;
+
+/* The hop that the backward computes as its i-th. */
+static inline int ra_schedule_backward_hop(const ra_schedule *schedule, int i)
+{
+    return schedule->backwards ? schedule->hop_count - 1 - i : i;
+}
 
 typedef struct ra_schedule_inputs {
     const ra_tokens *tokens;

@@ -48,9 +48,12 @@ static ra_xfer list_rows(const ra_ring *ring, const ra_message *message, const r
     return ra_blocks_xfer(ring->blocks, first, message->peer, send);
 }
 
-static ra_status add_landed(const ra_route *r, const ra_message *message, int64_t piece)
+/* add: of the backend, beside the computation or behind it. */
+static ra_status add_landed(const ra_route *r, const ra_message *message, int64_t piece,
+                            ra_status (*add)(void *self, const ra_tensor *to,
+                                             const ra_tensor *from))
 {
-    const ra_backend *backend = r->ring->backend;
+    void *backend = r->ring->backend->self;
     int64_t begin = piece * r->landing.rows, end = begin + r->landing.rows;
     ra_tensor landed[2] = {landing_view(r, r->landing_k, piece),
                            landing_view(r, r->landing_v, piece)};
@@ -63,7 +66,7 @@ static ra_status add_landed(const ra_route *r, const ra_message *message, int64_
             ra_tensor to = ra_tensor_slice_seq(own[i], slice.index, slice.count);
             to.data = ra_tensor_at(&to, slice.row, 0, 0);
             to.size[RA_ROW] = 1;
-            RA_TRY(backend->ops->add(backend->self, &to, &from));
+            RA_TRY(add(backend, &to, &from));
         }
     }
     return RA_OK;
@@ -95,33 +98,75 @@ static ra_status exchange_piece(const ra_route *r, const ra_leg *leg, int hop, i
 }
 
 /* Piece by piece: while one is added to this rank's sums, the next one travels. */
-static ra_status exchange_leg(const ra_route *r, const ra_leg *leg, int hop)
+static ra_status exchange_leg(const ra_route *r, const ra_leg *leg, int hop, int64_t piece)
 {
-    const ra_backend *backend = r->ring->backend;
-    for (int64_t piece = 0; piece * r->landing.rows < leg->rows_max; piece++) {
+    const ra_backend_ops *ops = r->ring->backend->ops;
+    void *self = r->ring->backend->self;
+    for (; piece * r->landing.rows < leg->rows_max; piece++) {
         RA_TRY(exchange_piece(r, leg, hop, piece));
-        RA_TRY(backend->ops->wait_add(backend->self)); /* the piece after this lands there */
-        RA_TRY(add_landed(r, &leg->send, piece));
+        RA_TRY(ops->wait_add(self)); /* the piece after this lands there */
+        RA_TRY(add_landed(r, &leg->send, piece, ops->add));
     }
-    return backend->ops->wait_add(backend->self);
+    return ops->wait_add(self);
 }
 
-static ra_status route_hop(void *arg)
+/* All pieces of a hop from this one of the first leg on. */
+static ra_status exchange_from(const ra_route *r, int hop, int64_t piece)
 {
-    const ra_route_task *task = arg;
-    const ra_route *r = task->route;
-    const ra_hop *hop = &r->ring->schedule->hop[task->hop];
-    ra_status status = RA_OK;
-    int64_t started = ra_trace_begin(r->ring->trace);
-    for (int l = hop->leg_first; !status && l < hop->leg_first + hop->leg_count; l++) {
-        status = exchange_leg(r, &r->ring->schedule->leg[l], task->hop);
+    const ra_hop *h = &r->ring->schedule->hop[hop];
+    for (int l = 0; l < h->leg_count; l++) {
+        const ra_leg *leg = &r->ring->schedule->leg[h->leg_first + l];
+        RA_TRY(exchange_leg(r, leg, hop, l > 0 ? 0 : piece));
     }
-    ra_trace_end(r->ring->trace, started, "return gradients", RA_LANE_COMM,
-                 ra_comm_rank(r->ring->comm), task->hop);
+    return RA_OK;
+}
+
+static ra_status exchange_all(const ra_route *r, int hop)
+{
+    return exchange_from(r, hop, 0);
+}
+
+/* Where this rank's own sums are not complete, the first piece lands and is added later. */
+static ra_status exchange_first(const ra_route *r, int hop)
+{
+    return exchange_piece(r, &r->ring->schedule->leg[r->ring->schedule->hop[hop].leg_first], hop,
+                          0);
+}
+
+/* Behind the additions of ra_route_add. */
+static ra_status exchange_rest(const ra_route *r, int hop)
+{
+    const ra_backend *backend = r->ring->backend;
+    RA_TRY(backend->ops->wait_mark(backend->self, RA_MARK_ROUTE + hop % 2));
+    return exchange_from(r, hop, 1);
+}
+
+static ra_status run_task(const ra_route_task *task, ra_status (*run)(const ra_route *r, int hop))
+{
+    const ra_ring *ring = task->route->ring;
+    int64_t started = ra_trace_begin(ring->trace);
+    ra_status status = run(task->route, task->hop);
+    ra_trace_end(ring->trace, started, "return gradients", RA_LANE_COMM, ra_comm_rank(ring->comm),
+                 task->hop);
     if (status) {
         return RA_FAIL(status, "hop %d, gradients: %.400s", task->hop, ra_last_error());
     }
     return RA_OK;
+}
+
+static ra_status run_all(void *arg)
+{
+    return run_task(arg, exchange_all);
+}
+
+static ra_status run_first(void *arg)
+{
+    return run_task(arg, exchange_first);
+}
+
+static ra_status run_rest(void *arg)
+{
+    return run_task(arg, exchange_rest);
 }
 
 ra_status ra_route_slot(ra_route *route, int hop, ra_tensor *dk, ra_tensor *dv)
@@ -132,14 +177,31 @@ ra_status ra_route_slot(ra_route *route, int hop, ra_tensor *dk, ra_tensor *dv)
     return RA_OK;
 }
 
-ra_status ra_route_send(ra_route *route, int hop)
+static ra_status post(ra_route *route, int hop, ra_status (*run)(void *arg))
 {
     const ra_backend *backend = route->ring->backend;
     RA_TRY(backend->ops->mark(backend->self, RA_MARK_ROUTE + hop % 2));
     route->task[hop % 2] = (ra_route_task){route, hop};
-    route->ticket[hop % 2] =
-        ra_ring_post(route->ring, (ra_task){route_hop, &route->task[hop % 2]}, hop);
+    route->ticket[hop % 2] = ra_ring_post(route->ring, (ra_task){run, &route->task[hop % 2]}, hop);
     return RA_OK;
+}
+
+ra_status ra_route_send(ra_route *route, int hop)
+{
+    return post(route, hop, route->ring->schedule->backwards ? run_first : run_all);
+}
+
+/* The landed rows are added in the order of the computations, so that a device that is behind them
+ * does not wait for this thread. */
+ra_status ra_route_add(ra_route *route, int hop)
+{
+    const ra_ring *ring = route->ring;
+    const ra_hop *h = &ring->schedule->hop[hop];
+    const ra_leg *leg = &ring->schedule->leg[h->leg_first];
+    RA_TRY(ra_ring_wait(ring, route->ticket[hop % 2], "wait for gradients", hop));
+    RA_TRY(add_landed(route, &leg->send, 0, ring->backend->ops->add_behind));
+    return h->leg_count > 1 || leg->rows_max > route->landing.rows ? post(route, hop, run_rest)
+                                                                   : RA_OK;
 }
 
 ra_status ra_route_finish(ra_route *route)

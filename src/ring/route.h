@@ -23,7 +23,7 @@ typedef struct ra_landing {
 typedef struct ra_route ra_route;
 
 typedef struct ra_route_task {
-    ra_route *route;
+    const ra_route *route;
     int hop;
 } ra_route_task;
 
@@ -45,9 +45,13 @@ ra_landing ra_route_landing(const ra_schedule *schedule, int64_t heads, int64_t 
 /* Room for the sums of hop >= 1's rows, [1, Hkv, chunk_rows, D] f32; waits until the slot's last
  * sums are on their way. */
 ra_status ra_route_slot(ra_route *route, int hop, ra_tensor *dk, ra_tensor *dv);
-/* Posts the exchange of hop's sums; own dk, dv must not be written by anyone else from now on. */
+/* Posts the exchange of hop's sums. What comes home is added: own dk, dv must not be written by
+ * anyone else from now on. But where the backward begins with the last hop it only lands, as much
+ * as there is room for, under the other hop; */
 ra_status ra_route_send(ra_route *route, int hop);
-/* Waits until every sum is where it belongs. */
+/* and is added behind that, by this, which also posts the rest. */
+ra_status ra_route_add(ra_route *route, int hop);
+/* Waits until every sum is where it belongs, or will be by computations called so far. */
 ra_status ra_route_finish(ra_route *route);
 
 #endif

@@ -149,6 +149,7 @@ static const ra_backend_ops ops = {
     .fill = fill,
     .add = add,
     .wait_add = ra_backend_wait_nothing,
+    .add_behind = add,
     .cast = cast,
     .row_dot = row_dot,
     .level = level,

@@ -325,6 +325,13 @@ static ra_status wait_add(void *self)
     return RA_OK;
 }
 
+static ra_status add_behind(void *self, const ra_tensor *to, const ra_tensor *from)
+{
+    const cuda *c = self;
+    RA_TRY(enter(c));
+    return leave(c, ra_cuda_add(to, from, c->stream));
+}
+
 static ra_status cast(void *self, const ra_tensor *to, const ra_tensor *from)
 {
     const cuda *c = self;
@@ -391,6 +398,7 @@ static const ra_backend_ops ops = {
     .fill = fill,
     .add = add,
     .wait_add = wait_add,
+    .add_behind = add_behind,
     .cast = cast,
     .row_dot = row_dot,
     .level = level,
