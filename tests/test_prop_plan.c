@@ -256,7 +256,7 @@ static void check_partners(const case_plan *c, const ra_cover *cover, bool keys)
 
 enum life { UNSEEN, OPEN, CLOSED };
 
-/* A row's state is started in the first hop of the backward that has it and finished in the last. */
+/* A row's state is started in the backward's first hop that has it, finished in the last. */
 static void live(const case_plan *c, const ra_piece *piece, uint8_t *state)
 {
     for (int64_t j = 0; j < piece->count; j++) {
