@@ -24,6 +24,10 @@ __device__ __forceinline__ void copy_queries(const fold_args &args, shared<TILE>
     ring_place<at::Q_SLOTS> place;
     for (; reader.wait(sm.units()); reader.release(sm.units(), lane == 0)) {
         const fold_unit *unit = reader.unit();
+        if (lane < CONSUMERS) { /* slots become free late: then at least from L2 */
+            cp_async_bulk_prefetch_tensor_5d(&args.q, 0, unit->item.index + lane * ROWS, 0,
+                                             unit->head + cluster_rank<CTAS>(), unit->item.row);
+        }
 #pragma unroll 1
         for (int first = 0; first < CONSUMERS * ROWS; first += ROWS) {
             mbarrier_wait(sm.bar(at::Q_EMPTY) + 8 * place.slot, place.parity ^ 1);
@@ -46,50 +50,119 @@ __device__ __forceinline__ void copy_queries(const fold_args &args, shared<TILE>
     }
 }
 
-/* One thread: a slot of keys for each tile, and what consumers must know of it. */
+/* How a consumer sees the tiles of its units, one after the other. Rows without a query count as
+ * the last query. */
+struct tile_sight {
+    int2 first, last; /* reaches of its first and last query */
+    int passed = 0;   /* tiles in a row that they did not see */
+
+    __device__ __forceinline__ void begin(const fold_args &args, const ra_work_item &item, int self)
+    {
+        const int2 *reach = (const int2 *)args.reach + item.reach;
+        first = reach[min(self * ROWS, item.count - 1)];
+        last = reach[min(self * ROWS + ROWS, item.count) - 1];
+    }
+    template <int TILE>
+    __device__ __forceinline__ uint32_t next(const ra_work_run &run, bool is_last)
+    {
+        const bool meets = run.pos < last.y && run.pos + min(run.count, TILE) > first.x;
+        const bool seen = meets || passed == PASSED_MAX;
+        uint32_t bits = seen ? TILE_SEEN : 0;
+        bits |= run.pos < last.x || run.pos + TILE > first.y || run.count < TILE ? TILE_PARTIAL : 0;
+        bits |= !meets || run.count <= TILE || run.pos + TILE >= last.y ? TILE_ENDS : 0;
+        bits |= is_last ? TILE_LAST : 0;
+        passed = seen ? 0 : passed + 1;
+        return bits;
+    }
+};
+
+/* One warp: a slot of keys for each tile. Each of the first lanes describes it for a consumer. */
 template <int CTAS, int TILE>
 __device__ __forceinline__ void copy_keys(const fold_args &args, shared<TILE> sm)
 {
     using at = layout<TILE>;
+    const int lane = threadIdx.x % 32;
     unit_reader<UNIT_SLOTS> reader = sm.reader();
     ring_place<at::K_SLOTS> place;
-    for (; reader.wait(sm.units()); reader.release(sm.units(), true)) {
+    tile_sight sight;
+    for (; reader.wait(sm.units()); reader.release(sm.units(), lane == 0)) {
         const fold_unit *unit = reader.unit();
+        sight.begin(args, unit->item, lane % CONSUMERS);
         walk_tiles<TILE>(args, unit, [&](const ra_work_run &run, bool last) {
-            *sm.tile(place) = describe_tile<TILE>(run, last);
+            tile_view *tile = sm.tile(sm.tile_index(place));
+            const uint32_t bits = sight.template next<TILE>(run, last);
+            if (lane == 0) {
+                tile->pos = run.pos;
+                tile->count = run.count;
+            }
+            if (lane < CONSUMERS) {
+                tile->bits[lane] = bits;
+            }
             mbarrier_wait(sm.bar(at::K_EMPTY) + 8 * place.slot, place.parity ^ 1);
-            const uint32_t full = sm.bar(at::K_FULL) + 8 * place.slot;
-            const int part = cluster_rank<CTAS>();
-            mbarrier_arrive_expect_tx(full, at::SLOT_BYTES);
-            copy_part<CTAS>(sm.base + at::AT_K + place.slot * at::SLOT_BYTES +
-                                part * (at::SLOT_BYTES / CTAS),
-                            &args.k[run.source], full, run.index, part * (SLABS / CTAS),
-                            unit->kv_head, run.row);
+            __syncwarp();
+            if (lane == 0) {
+                const uint32_t full = sm.bar(at::K_FULL) + 8 * place.slot;
+                const int part = cluster_rank<CTAS>();
+                mbarrier_arrive_expect_tx(full, at::SLOT_BYTES);
+                copy_part<CTAS>(sm.base + at::AT_K + place.slot * at::SLOT_BYTES +
+                                    part * (at::SLOT_BYTES / CTAS),
+                                &args.k[run.source], full, run.index, part * (SLABS / CTAS),
+                                unit->kv_head, run.row);
+            }
             place.next();
         });
+        __syncwarp();
     }
 }
 
-/* One thread: a slot of values for each tile. */
+/* One warp: keys [count, TILE) of a slot of values become zero. */
+template <int TILE> __device__ __forceinline__ void clear_values(uint32_t slot, int count)
+{
+    const int lane = threadIdx.x % 32;
+    const uint32_t to = slot + lane / 8 * (TILE * 128) + lane % 8 * 16;
+#pragma unroll 1
+    for (int key = count; key < TILE; key++) {
+        st_shared_v4(to + key * 128, make_uint4(0, 0, 0, 0));
+    }
+    fence_proxy_async();
+    __syncwarp();
+}
+
+/* One warp: a slot of values for each tile. Values behind a run's end belong to somebody else, and
+ * 0 * NaN is NaN: where there are any, the warp waits for the copy itself and clears them before it
+ * hands the slot over. */
 template <int CTAS, int TILE>
 __device__ __forceinline__ void copy_values(const fold_args &args, shared<TILE> sm)
 {
     using at = layout<TILE>;
+    const int lane = threadIdx.x % 32, part = cluster_rank<CTAS>();
     unit_reader<UNIT_SLOTS> reader = sm.reader();
     ring_place<at::V_SLOTS> place;
-    for (; reader.wait(sm.units()); reader.release(sm.units(), true)) {
+    uint32_t parities = 0; /* of V_COPIED, a bit for each slot */
+    for (; reader.wait(sm.units()); reader.release(sm.units(), lane == 0)) {
         const fold_unit *unit = reader.unit();
         walk_tiles<TILE>(args, unit, [&](const ra_work_run &run, bool) {
-            mbarrier_wait(sm.bar(at::V_EMPTY) + 8 * place.slot, place.parity ^ 1);
+            const uint32_t slot = sm.base + at::AT_V + place.slot * at::SLOT_BYTES;
             const uint32_t full = sm.bar(at::V_FULL) + 8 * place.slot;
-            const int part = cluster_rank<CTAS>();
-            mbarrier_arrive_expect_tx(full, at::SLOT_BYTES);
-            copy_part<CTAS>(sm.base + at::AT_V + place.slot * at::SLOT_BYTES +
-                                part * (at::SLOT_BYTES / CTAS),
-                            &args.v[run.source], full, run.index, part * (SLABS / CTAS),
-                            unit->kv_head, run.row);
+            const uint32_t copied = run.count < TILE ? sm.bar(at::V_COPIED) + 8 * place.slot : full;
+            mbarrier_wait(sm.bar(at::V_EMPTY) + 8 * place.slot, place.parity ^ 1);
+            if (lane == 0) {
+                mbarrier_arrive_expect_tx(copied, at::SLOT_BYTES);
+                copy_part<CTAS>(slot + part * (at::SLOT_BYTES / CTAS), &args.v[run.source], copied,
+                                run.index, part * (SLABS / CTAS), unit->kv_head, run.row);
+            }
+            __syncwarp();
+            if (copied != full) {
+                mbarrier_wait(copied, parities >> place.slot & 1);
+                parities ^= 1u << place.slot;
+                clear_values<TILE>(slot, run.count);
+                if (lane == 0) {
+                    mbarrier_arrive(full);
+                }
+            }
             place.next();
         });
+        __syncwarp();
     }
 }
 
@@ -104,6 +177,7 @@ template <int CTAS, int TILE> __device__ __forceinline__ void init_barriers(shar
         mbarrier_init(sm.bar(at::K_FULL + i), 1);
         mbarrier_init(sm.bar(at::K_EMPTY + i), 4 * CONSUMERS * CTAS);
         mbarrier_init(sm.bar(at::V_FULL + i), 1);
+        mbarrier_init(sm.bar(at::V_COPIED + i), 1);
         mbarrier_init(sm.bar(at::V_EMPTY + i), 4 * CONSUMERS * CTAS);
     }
     for (int i = 0; i < UNIT_SLOTS; i++) {
@@ -131,9 +205,9 @@ __global__ void __launch_bounds__(THREADS, 1) fold_256(const __grid_constant__ f
         setmaxnreg_dec<LOAD_REGISTERS>();
         if (thread < 32) {
             copy_queries<CTAS>(args, sm);
-        } else if (thread == 32) {
+        } else if (thread < 64) {
             copy_keys<CTAS>(args, sm);
-        } else if (thread == 64) {
+        } else if (thread < 96) {
             copy_values<CTAS>(args, sm);
         } else if (thread == 96 && cluster_rank<CTAS>() == 0) {
             hand_out_units<CTAS>(args, sm.units());

@@ -25,6 +25,25 @@ constexpr int UNIT_READERS = 3 + 4 * CONSUMERS; /* copying warps, warps of the c
 constexpr int LOAD_REGISTERS = 24, FOLD_REGISTERS = 240;
 constexpr int WARPGROUP = 128, THREADS = WARPGROUP * (1 + CONSUMERS);
 
+/* Tiles in a row that a consumer passes over at most; the next one counts as seen. Both consumers
+ * share two slots of keys and two of values: one that waited for keys further ahead, while it holds
+ * the values that belong to its scores, would block the other. */
+constexpr int PASSED_MAX = 2;
+
+/* What consumers must know of a tile; bits: TILE_*, one word for each of them. */
+struct tile_view {
+    int pos;   /* of the first key */
+    int count; /* keys of the run from there on; more than a tile holds, or less */
+    uint32_t bits[CONSUMERS];
+};
+enum : uint32_t {
+    TILE_SEEN = 1,    /* by some of its queries; else the consumer passes over it */
+    TILE_PARTIAL = 2, /* some of its queries do not see all of it */
+    TILE_ENDS =
+        4, /* what it sees, for now: the next tile may be passed over, or be another unit's */
+    TILE_LAST = 8, /* of the unit */
+};
+
 /* TILE: keys of a tile, of which shared memory holds two. Query slots are taken in turn by both
  * consumers; a third lets the next unit's queries arrive before this one's are released. */
 template <int TILE> struct layout {
@@ -43,7 +62,8 @@ template <int TILE> struct layout {
         K_EMPTY = K_FULL + K_SLOTS,
         V_FULL = K_EMPTY + K_SLOTS,
         V_EMPTY = V_FULL + V_SLOTS,
-        UNIT_FULL = V_EMPTY + V_SLOTS,
+        V_COPIED = V_EMPTY + V_SLOTS,
+        UNIT_FULL = V_COPIED + V_SLOTS,
         UNIT_EMPTY = UNIT_FULL + UNIT_SLOTS,
         BARRIERS = UNIT_EMPTY + UNIT_SLOTS,
     };
@@ -70,9 +90,13 @@ template <int TILE> struct shared {
         return (int2 *)(bytes + at::AT_REACH) + q_slot * ROWS;
     }
     /* Twice as many as slots: a tile is described before its slot is free. */
-    __device__ __forceinline__ tile_info *tile(ring_place<at::K_SLOTS> place) const
+    __device__ __forceinline__ tile_view *tile(uint32_t index) const
     {
-        return (tile_info *)(bytes + at::AT_TILE) + place.parity * at::K_SLOTS + place.slot;
+        return (tile_view *)(bytes + at::AT_TILE) + index;
+    }
+    static __device__ __forceinline__ uint32_t tile_index(ring_place<at::K_SLOTS> place)
+    {
+        return place.parity * at::K_SLOTS + place.slot;
     }
 };
 

@@ -3,10 +3,6 @@
  * unit. The tiles it sees, over all units, form one stream: scores of the next tile are issued
  * before the values of this one, and a unit is stored while the next unit's second scores run.
  * Tiles that none of its queries see are released unread.
- *
- * Both consumers and the copies share two slots of keys and two of values. A consumer that waited
- * for keys far ahead while it holds values would block the other one, so it passes over few tiles
- * that way and otherwise empties its stream first.
  */
 #ifndef RA_BACKEND_CUDA_FOLD_256_CONSUMER_CUH
 #define RA_BACKEND_CUDA_FOLD_256_CONSUMER_CUH
@@ -16,17 +12,14 @@
 namespace fold256
 {
 
-/* Tiles that may be passed over between one whose values are pending and the next. */
-constexpr int PASSED_MAX = 2;
-
 /* One tile of the stream. */
 struct step {
-    int pos, count; /* as in tile_info */
-    int passed;     /* tiles between the step before and this one, whose values are not released */
-    uint32_t unit;  /* its number */
-    bool partial;   /* some of this consumer's queries do not see all of it */
-    bool first;     /* of the unit, for this consumer */
-    bool ends;      /* of a run or of what is seen: tiles may have to be passed over behind it */
+    uint32_t tile; /* index of its view */
+    uint32_t bits; /* TILE_* */
+    uint32_t unit; /* its number */
+    int passed;    /* tiles between the step before and this one, whose values are not released */
+    bool first;    /* of the unit, for this consumer */
+    __device__ __forceinline__ bool is(uint32_t bit) const { return bits & bit; }
 };
 
 template <typename E, int CTAS, int TILE> struct consumer {
@@ -40,11 +33,11 @@ template <typename E, int CTAS, int TILE> struct consumer {
     ring_place<at::K_SLOTS> keys;
     ring_place<at::V_SLOTS> values;
     uint32_t entered = 0; /* units; the tiles of the last of them are being walked */
-    bool blind = true;    /* it has no rows for this consumer */
     bool over = true;     /* the last tile looked at was the unit's last */
-    bool waiting = false; /* it has rows, and they saw no tile yet */
+    bool waiting = false; /* for a tile of it that this consumer sees */
     uint32_t q_slot = 0;  /* of its queries and reaches */
     softmax_rows rows;
+    bool raised = false; /* maxima, by the tile whose values come next; then factor is valid */
     float2 factor;
     uint32_t deferred = NONE; /* a unit that is complete in `out`, but not stored */
 
@@ -113,53 +106,32 @@ template <typename E, int CTAS, int TILE> struct consumer {
         const uint32_t turn = entered * CONSUMERS + self;
         q_slot = turn % at::Q_SLOTS;
         mbarrier_wait(sm.bar(at::Q_FULL) + 8 * q_slot, turn / at::Q_SLOTS & 1);
-        blind = rows_of(entered) <= 0;
-        waiting = !blind;
-        if (blind) {
-            release_unit(entered);
-        }
+        waiting = true;
         entered++;
         return true;
     }
 
-    /* Walks to the next tile that this consumer sees, and waits for its keys. False: there is none,
-     * or it lies too far ahead of pending values; s.passed is valid then too. oldest: the first
-     * unit that is not released. EMPTY: no values are pending, and those of tiles passed over are
-     * released at once. */
-    template <bool EMPTY> __device__ __forceinline__ bool advance(step &s, uint32_t oldest = 0)
+    /* Walks to the next tile that this consumer sees, and waits for its keys. False behind the last
+     * unit; s.passed is valid then, too. */
+    __device__ __forceinline__ bool advance(step &s)
     {
-        s.passed = 0;
 #pragma unroll 1
-        for (;;) {
-            const bool far = s.passed > PASSED_MAX || (over && entered - oldest >= UNIT_SLOTS);
-            if (!EMPTY && far) {
-                return false;
-            }
+        for (s.passed = 0;; s.passed++) {
             if (over && !enter()) {
                 return false;
             }
             mbarrier_wait(sm.bar(at::K_FULL) + 8 * keys.slot, keys.parity);
-            const tile_info tile = *sm.tile(keys);
-            const int2 first = sm.reach(q_slot)[0], last = sm.reach(q_slot)[ROWS - 1];
-            const int end = tile.pos + min(tile.count, TILE);
-            over = tile.last;
-            /* A row without keys takes part in one tile: it has an output as well. */
-            if (!blind && ((tile.pos < last.y && end > first.x) || (tile.last && waiting))) {
-                s.pos = tile.pos;
-                s.count = tile.count;
+            s.tile = sm.tile_index(keys);
+            s.bits = sm.tile(s.tile)->bits[self];
+            over = s.is(TILE_LAST);
+            /* A query without keys takes part in one tile, too: it has an output as well. */
+            if (s.is(TILE_SEEN) || (over && waiting)) {
                 s.unit = entered - 1;
-                s.partial = tile.pos < last.x || tile.pos + TILE > first.y || tile.count < TILE;
                 s.first = waiting;
-                s.ends = tile.count <= TILE || end >= last.y;
                 waiting = false;
                 return true;
             }
             release_keys();
-            if (EMPTY) {
-                pass_values(1);
-            } else {
-                s.passed++;
-            }
         }
     }
 
@@ -194,35 +166,12 @@ template <typename E, int CTAS, int TILE> struct consumer {
         return uniform(descriptor_low_k(sm.base + at::AT_K + keys.slot * at::SLOT_BYTES));
     }
 
-    /* Values behind the run's end belong to somebody else, and 0 * NaN is NaN: they become zero.
-     * Both consumers may do so to the same slot, each before its own product; zeros on zeros do no
-     * harm to the other's. Whole 128-byte rows, so that the swizzle does not matter. */
-    __device__ __forceinline__ void clear_tail(uint32_t slot, int count)
-    {
-#pragma unroll 1
-        for (int i = 0; i < SLABS * TILE / 16; i++) {
-            const int key = (i * 16 + thread / 8) % TILE;
-            if (key >= count) {
-                st_shared_v4(slot + (i * WARPGROUP + thread) * 16, make_uint4(0, 0, 0, 0));
-            }
-        }
-        fence_proxy_async();
-        if (self == 0) {
-            bar_sync<1, WARPGROUP>();
-        } else {
-            bar_sync<2, WARPGROUP>();
-        }
-    }
-
     __device__ __forceinline__ void issue_output(float (&out)[128], const uint32_t (&p)[TILE / 4],
                                                  const step &s)
     {
         mbarrier_wait(sm.bar(at::V_FULL) + 8 * values.slot, values.parity);
-        const uint32_t slot = sm.base + at::AT_V + values.slot * at::SLOT_BYTES;
-        if (s.count < TILE) {
-            clear_tail(slot, s.count);
-        }
-        const uint32_t v = uniform(descriptor_low_mn(slot, TILE * 128));
+        const uint32_t v = uniform(
+            descriptor_low_mn(sm.base + at::AT_V + values.slot * at::SLOT_BYTES, TILE * 128));
         const int keep = !s.first || !(unit_at(s.unit)->item.flags & RA_WORK_FRESH);
         wgmma_fence();
 #pragma unroll
@@ -282,12 +231,13 @@ template <typename E, int CTAS, int TILE> struct consumer {
 
     __device__ __forceinline__ void softmax(float (&scores)[N], const step &s)
     {
-        if (s.partial) {
+        if (s.is(TILE_PARTIAL)) {
             const int2 *reach = sm.reach(q_slot) + row;
-            const tile_info tile = {s.pos, s.count, 1, 0};
+            const tile_view *view = sm.tile(s.tile);
+            const tile_info tile = {view->pos, view->count, 1, 0};
             softmax_mask(scores, tile_columns(tile, reach[0]), tile_columns(tile, reach[8]), lane);
         }
-        factor = softmax_raise(rows, scores, args.scale_log2);
+        raised = softmax_raises(rows, scores, args.scale_log2, factor);
         softmax_exp(rows, scores, 0, N, args.scale_log2, softmax_shift(rows.max0),
                     softmax_shift(rows.max1));
         /* The exponentials stay here, beside the products in flight. */
@@ -334,7 +284,7 @@ template <typename E, int CTAS, int TILE> struct consumer {
                 load_rows(out, rows_in<float>(args.acc, s.unit), args.channels, lane);
             }
         }
-        if (__any_sync(~0u, factor.x != 1.0f || factor.y != 1.0f)) {
+        if (raised) {
 #pragma unroll
             for (int i = 0; i < 128; i += 4) {
                 out[i] *= factor.x;
@@ -365,55 +315,56 @@ template <typename E, int CTAS, int TILE> struct consumer {
         for (int i = 0; i < 128; i++) {
             out[i] = 0.0f;
         }
-        while (advance<true>(now)) {
-            issue_scores(scores, q_operand(), k_operand());
-            wgmma_wait_group<0>();
-            wgmma_fence_operand(scores);
-            release_keys();
-            begin(now.unit);
-            softmax(scores, now);
-            bool held = false; /* the product before this step's may be in flight */
-            for (;;) {
-                if (now.ends) { /* before a wait that may take long */
-                    wgmma_wait_group<0>();
-                    release_older(held, now);
-                }
-                if (!advance<false>(next, deferred == NONE ? now.unit : deferred)) {
-                    break;
-                }
-                const uint32_t q = q_operand(), k = k_operand();
+        if (!advance(now)) {
+            return;
+        }
+        issue_scores(scores, q_operand(), k_operand());
+        wgmma_wait_group<0>();
+        wgmma_fence_operand(scores);
+        release_keys();
+        begin(now.unit);
+        softmax(scores, now);
+        bool held = false; /* values of the step before are not released */
+        for (;;) {
+            if (now.is(TILE_ENDS)) { /* the wait for the next tile may be long */
                 wgmma_wait_group<0>();
-                wgmma_fence_operand(out);
-                pack(p, scores);
-                issue_scores(scores, q, k);
                 release_older(held, now);
-                prepare_output(out, now);
-                issue_output(out, p, now);
-                held = true;
-                wgmma_wait_group<1>();
-                wgmma_fence_operand(scores);
-                release_keys();
-                if (next.first) {
-                    end(now.unit);
-                    deferred = now.unit;
-                    begin(next.unit);
-                }
-                softmax(scores, next);
-                now = next;
             }
+            if (!advance(next)) {
+                break;
+            }
+            const uint32_t q = q_operand(), k = k_operand();
             wgmma_wait_group<0>();
             wgmma_fence_operand(out);
             release_older(held, now);
             pack(p, scores);
+            issue_scores(scores, q, k);
             prepare_output(out, now);
             issue_output(out, p, now);
-            wgmma_wait_group<0>();
-            wgmma_fence_operand(out);
-            release_values();
-            pass_values(next.passed);
-            end(now.unit);
-            store(out, now.unit);
+            held = true;
+            wgmma_wait_group<1>();
+            wgmma_fence_operand(scores);
+            release_keys();
+            if (next.first) {
+                end(now.unit);
+                deferred = now.unit;
+                begin(next.unit);
+            }
+            softmax(scores, next);
+            now = next;
         }
+        wgmma_wait_group<0>();
+        wgmma_fence_operand(out);
+        release_older(held, now);
+        pack(p, scores);
+        prepare_output(out, now);
+        issue_output(out, p, now);
+        wgmma_wait_group<0>();
+        wgmma_fence_operand(out);
+        release_values();
+        pass_values(next.passed);
+        end(now.unit);
+        store(out, now.unit);
     }
 };
 

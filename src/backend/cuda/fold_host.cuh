@@ -90,7 +90,7 @@ static inline int fold_clusters(const ra_work *work, int units, int most)
 static inline void fold_order(const ra_cuda_work *work, fold_args *args)
 {
     const int per_head = args->unit_count / work->kv_heads;
-    const int wanted = 3 * args->clusters / (per_head > 0 ? per_head : 1) + 1;
+    const int wanted = 7 * args->clusters / (per_head > 0 ? per_head : 1) + 1;
     args->tail_heads = wanted < work->kv_heads ? wanted : work->kv_heads;
     args->tail_head = work->kv_heads - args->tail_heads;
 }

@@ -51,10 +51,8 @@ RA_PTX float quad_sum(float x)
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/* Takes the maxima of a tile in; the result is what numerators so far must be multiplied by. A row
- * without any key so far has no numerator: 1. */
-template <int N>
-RA_PTX float2 softmax_raise(softmax_rows &rows, const float (&s)[N], float scale_log2)
+/* Of what this thread holds of its two rows. */
+template <int N> RA_PTX float2 softmax_own_max(const float (&s)[N])
 {
     float x0 = -INFINITY, x1 = -INFINITY, y0 = -INFINITY, y1 = -INFINITY;
 #pragma unroll
@@ -64,8 +62,14 @@ RA_PTX float2 softmax_raise(softmax_rows &rows, const float (&s)[N], float scale
         y0 = fmaxf(y0, fmaxf(s[i + 4], s[i + 5]));
         y1 = fmaxf(y1, fmaxf(s[i + 6], s[i + 7]));
     }
-    x0 = quad_max(fmaxf(x0, y0)) * scale_log2;
-    x1 = quad_max(fmaxf(x1, y1)) * scale_log2;
+    return make_float2(fmaxf(x0, y0), fmaxf(x1, y1));
+}
+
+/* Takes a thread's maxima of a tile in; the result is what numerators so far must be multiplied by.
+ * A row without any key so far has no numerator: 1. */
+RA_PTX float2 softmax_raise_to(softmax_rows &rows, float2 own, float scale_log2)
+{
+    const float x0 = quad_max(own.x) * scale_log2, x1 = quad_max(own.y) * scale_log2;
     float2 factor = make_float2(1.0f, 1.0f);
     if (x0 > rows.max0 + RA_MAX_SLACK) {
         factor.x = rows.max0 == -INFINITY ? 1.0f : ex2_approx(rows.max0 - x0);
@@ -78,6 +82,26 @@ RA_PTX float2 softmax_raise(softmax_rows &rows, const float (&s)[N], float scale
     rows.sum0 *= factor.x;
     rows.sum1 *= factor.y;
     return factor;
+}
+template <int N>
+RA_PTX float2 softmax_raise(softmax_rows &rows, const float (&s)[N], float scale_log2)
+{
+    return softmax_raise_to(rows, softmax_own_max(s), scale_log2);
+}
+
+/* The same for a warp whose numerators change only if this returns true. Threads compare what they
+ * hold with the maxima so far, so that a tile that raises none costs no exchange of maxima. */
+template <int N>
+RA_PTX bool softmax_raises(softmax_rows &rows, const float (&s)[N], float scale_log2,
+                           float2 &factor)
+{
+    const float2 own = softmax_own_max(s);
+    const bool raises = __any_sync(~0u, own.x * scale_log2 > rows.max0 + RA_MAX_SLACK ||
+                                            own.y * scale_log2 > rows.max1 + RA_MAX_SLACK);
+    if (raises) {
+        factor = softmax_raise_to(rows, own, scale_log2);
+    }
+    return raises;
 }
 
 /* What is added to scaled scores before ex2; 0 where every score is -inf, so that it stays so. */
