@@ -252,7 +252,6 @@ step_sanitizer() {
         skip "compute-sanitizer: not installed"
         return
     fi
-    limit=85
     for name in fold backend; do
         for tool in memcheck synccheck initcheck; do
             begin "$tool, $name" env RA_TEST_STEPS=4 compute-sanitizer --tool $tool \
@@ -265,7 +264,6 @@ step_sanitizer() {
     begin "memcheck, ring" env RA_TEST_STEPS=8 compute-sanitizer --tool memcheck \
         --error-exitcode 9 "$build/gpu_ring" --seed 3
     collect
-    limit=170
     if ! command -v python3 >/dev/null; then
         skip "what racecheck names: no python3 to compare it with tests/gpu/known_races.txt"
         return
