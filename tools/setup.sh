@@ -26,6 +26,9 @@ fuzzer_links() {
     return $result
 }
 
+python_headers='import os, sysconfig
+open(os.path.join(sysconfig.get_path("include"), "Python.h")).close()'
+
 need gcc has "${CC:-cc}"
 need libc6-dev test -e /usr/include/stdio.h
 need make has make
@@ -39,6 +42,9 @@ check) need libcmocka-dev pkg-config --exists cmocka ;;
 python)
     need python3 has python3
     need python3-venv python3 -c 'import ensurepip'
+    # torch.compile builds C++ extensions of Python.
+    need g++ has g++
+    need python3-dev python3 -c "$python_headers"
     ;;
 mpi)
     need libcmocka-dev pkg-config --exists cmocka
