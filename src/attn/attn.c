@@ -111,8 +111,8 @@ static ra_status round_returned(const ra_plan *plan, const ra_backward_io *io,
     const ra_backend *backend = plan->step->ctx->backend;
     for (int64_t i = 0; i < plan->schedule.returned_count; i++) {
         const ra_local_rows *rows = &plan->schedule.returned[i];
-        ra_tensor dk = rows_of(&io->dk, rows), dk_sum = rows_of(&s->dk, rows);
-        ra_tensor dv = rows_of(&io->dv, rows), dv_sum = rows_of(&s->dv, rows);
+        ra_tensor dk = rows_of(&io->dk, rows), dk_sum = rows_of(&s->sum.dk, rows);
+        ra_tensor dv = rows_of(&io->dv, rows), dv_sum = rows_of(&s->sum.dv, rows);
         RA_TRY(backend->ops->cast(backend->self, &dk, &dk_sum));
         RA_TRY(backend->ops->cast(backend->self, &dv, &dv_sum));
     }
@@ -125,21 +125,8 @@ static ra_status walk_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backwa
     const ra_backend *backend = ctx->backend;
     for (int i = 0; i < plan->schedule.hop_count; i++) {
         int h = ra_schedule_backward_hop(&plan->schedule, i);
-        ra_grad_job job = {
-            .cover = &plan->schedule.hop[h].cover,
-            .prepared = plan->prepared[h],
-            .scale = plan->layer->scale,
-            .q = io->q,
-            .dout = io->dout,
-            .k = {[RA_SOURCE_OWN] = io->k},
-            .v = {[RA_SOURCE_OWN] = io->v},
-            .lse = io->lse,
-            .delta = s->delta,
-            .dq = s->dq,
-            .dk = {[RA_SOURCE_OWN] = s->dk},
-            .dv = {[RA_SOURCE_OWN] = s->dv},
-            .to = {io->dq, io->dk, io->dv},
-        };
+        ra_grad_job job = ra_backward_job(plan->layer, &plan->schedule.hop[h].cover, io, &s->sum);
+        job.prepared = plan->prepared[h];
         if (h > 0) {
             RA_TRY(ra_collect_next(&call->collect, h, &job.k[RA_SOURCE_CHUNK],
                                    &job.v[RA_SOURCE_CHUNK]));
@@ -175,8 +162,8 @@ static ra_status run_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backwar
     }
     call->route = (ra_route){
         .ring = &call->ring,
-        .dk = s.dk,
-        .dv = s.dv,
+        .dk = s.sum.dk,
+        .dv = s.sum.dv,
         .slot_k = {s.partial_k[0], s.partial_k[1]},
         .slot_v = {s.partial_v[0], s.partial_v[1]},
         .landing = s.landing,
@@ -188,7 +175,7 @@ static ra_status run_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backwar
     RA_TRY(fill_idle(plan, &io->dq, 0.0f));
     RA_TRY(fill_idle(plan, &io->dk, 0.0f));
     RA_TRY(fill_idle(plan, &io->dv, 0.0f));
-    RA_TRY(backend->ops->row_dot(backend->self, &io->out, &io->dout, &s.delta));
+    RA_TRY(backend->ops->row_dot(backend->self, &io->out, &io->dout, &s.sum.delta));
     RA_TRY(end_compute(ctx, begin, "delta", 0));
     RA_TRY(walk_backward(ctx, plan, io, &s, call));
     begin = ra_trace_begin(ctx->options.trace);

@@ -38,6 +38,17 @@ static void carve_slots(carver *c, const ra_scratch_shape *shape, size_t element
     }
 }
 
+static ra_backward_sums carve_sums(carver *c, const ra_layer *layer, int64_t rows, int64_t tq,
+                                   int64_t tk)
+{
+    int64_t dim = layer->head_dim;
+    ra_backward_sums sum = {.delta = carve_f32(c, rows, layer->q_heads, tq, 1)};
+    sum.dq = carve_f32(c, rows, layer->q_heads, tq, dim);
+    sum.dk = carve_f32(c, rows, layer->kv_heads, tk, dim);
+    sum.dv = carve_f32(c, rows, layer->kv_heads, tk, dim);
+    return sum;
+}
+
 ra_forward_scratch ra_forward_carve(const ra_scratch_shape *shape, void *base)
 {
     ra_forward_scratch s = {0};
@@ -61,11 +72,8 @@ ra_backward_scratch ra_backward_carve(const ra_scratch_shape *shape, void *base)
     ra_backward_scratch s = {0};
     carver c = {.base = base};
     const ra_layer *layer = shape->layer;
-    int64_t rows = shape->rows, seq = shape->seq_local, dim = layer->head_dim;
-    s.delta = carve_f32(&c, rows, layer->q_heads, seq, 1);
-    s.dq = carve_f32(&c, rows, layer->q_heads, seq, dim);
-    s.dk = carve_f32(&c, rows, layer->kv_heads, seq, dim);
-    s.dv = carve_f32(&c, rows, layer->kv_heads, seq, dim);
+    int64_t dim = layer->head_dim;
+    s.sum = carve_sums(&c, layer, shape->rows, shape->seq_local, shape->seq_local);
     if (!shape->keep_kv) {
         carve_slots(&c, shape, ra_dtype_bytes(layer->dtype), s.slot_k, s.slot_v);
     }
@@ -77,6 +85,34 @@ ra_backward_scratch ra_backward_carve(const ra_scratch_shape *shape, void *base)
     s.landing_v = carve(&c, landing_bytes);
     s.bytes = c.used;
     return s;
+}
+
+ra_backward_sums ra_backward_sums_carve(const ra_layer *layer, int64_t tq, int64_t tk, void *base,
+                                        uint64_t *bytes)
+{
+    carver c = {.base = base};
+    ra_backward_sums sum = carve_sums(&c, layer, 1, tq, tk);
+    *bytes = c.used;
+    return sum;
+}
+
+ra_grad_job ra_backward_job(const ra_layer *layer, const ra_cover *cover, const ra_backward_io *io,
+                            const ra_backward_sums *sum)
+{
+    return (ra_grad_job){
+        .cover = cover,
+        .scale = layer->scale,
+        .q = io->q,
+        .dout = io->dout,
+        .k = {[RA_SOURCE_OWN] = io->k},
+        .v = {[RA_SOURCE_OWN] = io->v},
+        .lse = io->lse,
+        .delta = sum->delta,
+        .dq = sum->dq,
+        .dk = {[RA_SOURCE_OWN] = sum->dk},
+        .dv = {[RA_SOURCE_OWN] = sum->dv},
+        .to = {io->dq, io->dk, io->dv},
+    };
 }
 
 int64_t ra_scratch_blocks(const ra_scratch_shape *shape)

@@ -3,6 +3,7 @@
 #ifndef RA_ATTN_SCRATCH_H
 #define RA_ATTN_SCRATCH_H
 
+#include "backend/backend.h"
 #include "ring/route.h"
 #include "tensor/tensor.h"
 
@@ -22,9 +23,13 @@ typedef struct ra_forward_scratch {
     uint64_t bytes;
 } ra_forward_scratch;
 
-typedef struct ra_backward_scratch {
+typedef struct ra_backward_sums {
     ra_tensor delta;      /* f32 like lse */
-    ra_tensor dq, dk, dv; /* f32 sums */
+    ra_tensor dq, dk, dv; /* f32 like q, k and v */
+} ra_backward_sums;
+
+typedef struct ra_backward_scratch {
+    ra_backward_sums sum;
     void *slot_k[2], *slot_v[2];
     void *partial_k[2], *partial_v[2]; /* f32 sums of two chunks */
     void *landing_k, *landing_v;       /* f32, pieces of other ranks' sums */
@@ -35,6 +40,12 @@ typedef struct ra_backward_scratch {
 /* base NULL: only bytes counts. */
 ra_forward_scratch ra_forward_carve(const ra_scratch_shape *shape, void *base);
 ra_backward_scratch ra_backward_carve(const ra_scratch_shape *shape, void *base);
+/* The sums of a call alone, tq queries and tk keys of one row: their bytes go to *bytes. */
+ra_backward_sums ra_backward_sums_carve(const ra_layer *layer, int64_t tq, int64_t tk, void *base,
+                                        uint64_t *bytes);
+/* The backward of one cover over a call's own keys. */
+ra_grad_job ra_backward_job(const ra_layer *layer, const ra_cover *cover, const ra_backward_io *io,
+                            const ra_backward_sums *sum);
 /* Blocks of the largest exchange. */
 int64_t ra_scratch_blocks(const ra_scratch_shape *shape);
 

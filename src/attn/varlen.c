@@ -1,7 +1,7 @@
 /* Variable-length attention on packed tokens, one rank: turns prefix sums into a cover in which
  * every segment is a row of its own, and lets the backend compute it. Must not know rings. */
+#include "attn/scratch.h"
 #include "base/alloc.h"
-#include "backend/backend.h"
 #include "plan/passes.h"
 #include "rule/layer.h"
 #include "tensor/check.h"
@@ -148,31 +148,6 @@ ra_status ra_varlen_forward(ra_backend *backend, const ra_layer *layer, const ra
     return status;
 }
 
-/* The f32 sums of the backward and delta: carved from one piece of the backend's memory. */
-typedef struct scratch {
-    float *memory;
-    ra_tensor dq, dk, dv, delta;
-} scratch;
-
-/* Places a contiguous f32 tensor at *used floats, and moves *used behind it to the next cache
- * line. memory NULL only measures. */
-static ra_tensor carve(float *memory, int64_t *used, int64_t heads, int64_t seq, int64_t chan)
-{
-    float *at = memory ? memory + *used : NULL;
-    *used += ra_round_up(heads * seq * chan, RA_ALIGN_BYTES / (int64_t)sizeof *memory);
-    return ra_tensor_bhsd(at, RA_F32, 1, heads, seq, chan);
-}
-
-static int64_t scratch_carve(const ra_layer *layer, int64_t tq, int64_t tk, scratch *s)
-{
-    int64_t used = 0;
-    s->dq = carve(s->memory, &used, layer->q_heads, tq, layer->head_dim);
-    s->dk = carve(s->memory, &used, layer->kv_heads, tk, layer->head_dim);
-    s->dv = carve(s->memory, &used, layer->kv_heads, tk, layer->head_dim);
-    s->delta = carve(s->memory, &used, layer->q_heads, tq, 1);
-    return used;
-}
-
 /* Rows that see nothing, or that nobody sees, are in no piece: their gradient is zero. */
 static ra_status fill_others(const ra_backend *backend, const ra_tensor *t, const ra_piece *pieces,
                              int64_t count)
@@ -190,25 +165,12 @@ static ra_status fill_others(const ra_backend *backend, const ra_tensor *t, cons
 }
 
 static ra_status grad_run(const ra_backend *backend, const ra_layer *layer, const ra_cover *cover,
-                          const ra_backward_io *io, const scratch *s)
+                          const ra_backward_io *io, const ra_backward_sums *sum)
 {
     const ra_backend_ops *ops = backend->ops;
-    ra_grad_job job = {
-        .cover = cover,
-        .scale = layer->scale,
-        .q = io->q,
-        .dout = io->dout,
-        .k = {[RA_SOURCE_OWN] = io->k},
-        .v = {[RA_SOURCE_OWN] = io->v},
-        .lse = io->lse,
-        .delta = s->delta,
-        .dq = s->dq,
-        .dk = {[RA_SOURCE_OWN] = s->dk},
-        .dv = {[RA_SOURCE_OWN] = s->dv},
-        .to = {io->dq, io->dk, io->dv},
-    };
+    ra_grad_job job = ra_backward_job(layer, cover, io, sum);
     void *prepared = NULL;
-    RA_TRY(ops->row_dot(backend->self, &io->dout, &io->out, &s->delta));
+    RA_TRY(ops->row_dot(backend->self, &io->dout, &io->out, &sum->delta));
     RA_TRY(ops->prepare(backend->self, cover, layer, &prepared));
     job.prepared = prepared;
     ra_status status = ops->grad(backend->self, &job);
@@ -239,29 +201,28 @@ ra_status ra_varlen_backward(ra_backend *backend, const ra_layer *layer, const r
 {
     ra_cover cover = {0};
     ra_tokens tokens = {0};
-    scratch s = {0};
     RA_TRY(size_check(io, io ? io->size : 0, sizeof *io));
     RA_TRY(inputs_check(backend, layer, lens, &io->q, &io->k, &io->v));
     int64_t tq = lens->cu_q[lens->segments], tk = lens->cu_k[lens->segments];
     RA_TRY(backward_check(backend, layer, tq, tk, io));
-    int64_t floats = scratch_carve(layer, tq, tk, &s);
-    if (floats == 0) {
+    uint64_t bytes = 0;
+    ra_backward_sums_carve(layer, tq, tk, NULL, &bytes);
+    if (bytes == 0) {
         return RA_OK;
     }
     void *memory = NULL;
-    ra_status status = backend->ops->alloc(backend->self, (size_t)floats * sizeof(float), &memory);
+    ra_status status = backend->ops->alloc(backend->self, (size_t)bytes, &memory);
     if (status) {
         goto done;
     }
-    s.memory = memory;
-    scratch_carve(layer, tq, tk, &s);
+    ra_backward_sums sum = ra_backward_sums_carve(layer, tq, tk, memory, &bytes);
     status = cover_build(layer, lens, &tokens, &cover);
     if (status) {
         goto done;
     }
     status = ra_cover_trim(&cover);
     if (!status && cover.q_count > 0) {
-        status = grad_run(backend, layer, &cover, io, &s);
+        status = grad_run(backend, layer, &cover, io, &sum);
     }
     status = status ? status : fill_others(backend, &io->dq, cover.q, cover.q_count);
     status = status ? status : fill_others(backend, &io->dk, cover.k, cover.k_count);
