@@ -39,28 +39,6 @@ static void run_rows(ra_cpu *cpu, elementwise *job)
     ra_team_run(cpu->team, count_items(job), run_item, job);
 }
 
-/* Channels [at, at + count) of a row as f32. */
-enum { CHUNK = 64 };
-
-static void widen(const void *row, ra_dtype dtype, int64_t at, int64_t count, float out[CHUNK])
-{
-    const uint16_t *half = row;
-    const float *full = row;
-    switch (dtype) {
-    case RA_BF16:
-        for (int64_t i = 0; i < count; i++) {
-            out[i] = ra_bf16_to_f32(half[at + i]);
-        }
-        break;
-    case RA_F16:
-        for (int64_t i = 0; i < count; i++) {
-            out[i] = ra_f16_to_f32(half[at + i]);
-        }
-        break;
-    default: memcpy(out, full + at, (size_t)count * sizeof *out); break;
-    }
-}
-
 static void fill_row(const elementwise *job, int64_t row, int64_t head, int64_t seq)
 {
     char *to = ra_tensor_at(job->to, row, head, seq);
@@ -89,29 +67,12 @@ static void cast_row(const elementwise *job, int64_t row, int64_t head, int64_t 
                       job->to->dtype, ra_tensor_at(job->to, row, head, seq));
 }
 
-/* Several running sums, because one chain of additions would set the pace. */
 static void row_dot_row(const elementwise *job, int64_t row, int64_t head, int64_t seq)
 {
-    enum { SUMS = 16 };
-    const void *a = ra_tensor_at(job->a, row, head, seq);
-    const void *b = ra_tensor_at(job->b, row, head, seq);
-    int64_t chan = job->a->size[RA_CHAN];
-    double sum[SUMS] = {0};
-    float left[CHUNK], right[CHUNK];
-    for (int64_t at = 0; at < chan; at += CHUNK) {
-        int64_t count = ra_min_i64(CHUNK, chan - at);
-        widen(a, job->a->dtype, at, count, left);
-        widen(b, job->b->dtype, at, count, right);
-        for (int64_t i = 0; i < count; i++) {
-            sum[i % SUMS] += (double)left[i] * (double)right[i];
-        }
-    }
-    for (int width = SUMS / 2; width > 0; width /= 2) {
-        for (int i = 0; i < width; i++) {
-            sum[i] += sum[i + width];
-        }
-    }
-    *(float *)ra_tensor_at(job->to, row, head, seq) = (float)sum[0];
+    const ra_tensor *a = job->a, *b = job->b;
+    *(float *)ra_tensor_at(job->to, row, head, seq) =
+        job->level->dot(ra_tensor_at(a, row, head, seq), a->dtype, ra_tensor_at(b, row, head, seq),
+                        b->dtype, a->size[RA_CHAN]);
 }
 
 void ra_cpu_fill(ra_cpu *cpu, const ra_tensor *t, float value)
@@ -137,6 +98,6 @@ void ra_cpu_cast(ra_cpu *cpu, const ra_tensor *to, const ra_tensor *from)
 
 void ra_cpu_row_dot(ra_cpu *cpu, const ra_tensor *a, const ra_tensor *b, const ra_tensor *dot)
 {
-    elementwise job = {.row = row_dot_row, .to = dot, .a = a, .b = b};
+    elementwise job = {.row = row_dot_row, .level = cpu->level, .to = dot, .a = a, .b = b};
     run_rows(cpu, &job);
 }

@@ -28,7 +28,7 @@ enum {
 typedef struct layout {
     int64_t reach;                          /* ra_range [QUERIES] */
     int64_t q, dout, dq;                    /* tiles [QUERIES, chan] */
-    int64_t q_rows, dout_rows;              /* the first two as panels */
+    int64_t q_rows, dout_rows;              /* the first two as B: panels, or the tiles */
     int64_t score, dp;                      /* tiles [QUERIES, KEYS] */
     int64_t score_rest, dp_rest;            /* the same */
     int64_t p_columns, ds_columns, ds_rows; /* p and ds as left operands, where they are narrower */
@@ -45,7 +45,7 @@ typedef struct grad_run {
     int64_t band;              /* kv heads whose key tiles take turns */
     int64_t chan, chan_padded; /* to nr */
     int64_t tile_row;          /* floats of a row of a tile of channels */
-    int64_t columns_stride, q_stride, k_stride;
+    int64_t columns_stride, q_stride, q_row, k_stride;
     ra_tiling keys, queries;
     layout at;
 } grad_run;
@@ -87,8 +87,13 @@ static layout plan_scratch(const grad_run *run)
     at.q = ra_layout_add(&at.bytes, chans, sizeof(float));
     at.dout = ra_layout_add(&at.bytes, chans, sizeof(float));
     at.dq = ra_layout_add(&at.bytes, chans, sizeof(float));
-    at.q_rows = ra_layout_add(&at.bytes, panels * run->q_stride, sizeof(float));
-    at.dout_rows = ra_layout_add(&at.bytes, panels * run->q_stride, sizeof(float));
+    if (run->operands->depth == 1) {
+        at.q_rows = at.q;
+        at.dout_rows = at.dout;
+    } else {
+        at.q_rows = ra_layout_add(&at.bytes, panels * run->q_stride, sizeof(float));
+        at.dout_rows = ra_layout_add(&at.bytes, panels * run->q_stride, sizeof(float));
+    }
     at.score = ra_layout_add(&at.bytes, QUERIES * SCORE_ROW, sizeof(float));
     at.dp = ra_layout_add(&at.bytes, QUERIES * SCORE_ROW, sizeof(float));
     at.score_rest = ra_layout_add(&at.bytes, QUERIES * SCORE_ROW, sizeof(float));
@@ -169,14 +174,16 @@ static void load_rows(const key_tile *tile, const query_block *block)
                 memset(row, 0, (size_t)run->chan * sizeof *row);
             }
         }
-        ra_rows loaded = {
-            .data = tiles[t],
-            .dtype = run->operands->depth == 1 ? RA_F32 : RA_BF16,
-            .stride = run->tile_row * run->operands->depth,
-            .count = block->count,
-            .chan = run->chan,
-        };
-        run->operands->pack(&loaded, panels[t], run->q_stride);
+        if (panels[t] != tiles[t]) { /* words of two bf16 */
+            ra_rows loaded = {
+                .data = tiles[t],
+                .dtype = RA_BF16,
+                .stride = run->tile_row * run->operands->depth,
+                .count = block->count,
+                .chan = run->chan,
+            };
+            run->operands->pack(&loaded, panels[t], run->q_stride);
+        }
     }
 }
 
@@ -203,6 +210,7 @@ static void weigh(const key_tile *tile, const query_block *block)
         .a_col = 1,
         .b = tile->k_columns + panel * run->columns_stride,
         .b_stride = run->columns_stride,
+        .b_row = level->nr,
         .c = tile->score,
         .c_row = SCORE_ROW,
         .rest = tile->score_rest,
@@ -255,6 +263,7 @@ static void add_transposed(const key_tile *tile, const query_block *block, const
         .a_col = by_row ? 1 : SCORE_ROW,
         .b = rows,
         .b_stride = run->q_stride,
+        .b_row = run->q_row,
         .c = to + block->column * run->tile_row,
         .c_row = run->tile_row,
         .live = block->seen_by,
@@ -290,6 +299,7 @@ static void add_queries(const key_tile *tile, const query_block *block)
         .a_col = 1,
         .b = tile->k_rows + block->column / run->operands->depth * level->nr,
         .b_stride = run->k_stride,
+        .b_row = level->nr,
         .c = tile->dq,
         .c_row = run->tile_row,
         .live = block->seen,
@@ -465,7 +475,9 @@ ra_status ra_cpu_grad(ra_cpu *cpu, const ra_grad_job *job)
     run.chan_padded = ra_round_up(run.chan, level->nr);
     run.tile_row = run.chan_padded + RA_TILE_GAP;
     run.columns_stride = ra_round_up(run.chan, RA_DEPTH_STEP) * level->nr + RA_TILE_GAP;
-    run.q_stride = QUERIES * level->nr + RA_TILE_GAP;
+    bool as_loaded = run.operands->depth == 1; /* rows of queries are B as they are A */
+    run.q_stride = as_loaded ? level->nr : QUERIES * level->nr + RA_TILE_GAP;
+    run.q_row = as_loaded ? run.tile_row : level->nr;
     run.k_stride = KEYS * level->nr + RA_TILE_GAP;
     run.at = plan_scratch(&run);
     RA_TRY(ra_tiling_build(&cpu->tiles[0], cover->k, cover->k_count, KEYS, &run.keys));

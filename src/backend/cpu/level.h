@@ -5,7 +5,8 @@
  *
  * Layouts. A TILE is row-major f32 with a row stride of its own. PANELS hold the right operand B
  * [k, n] of a block product: panel j is [k][nr] with the columns j * nr to (j + 1) * nr, panels lie
- * `stride` floats apart; columns past n are zero, so a product may always run over whole panels.
+ * `stride` floats apart. A tile of one f32 a word is B as it is, in panels nr floats apart. A
+ * product always runs over whole panels; what B holds past n reaches only what C holds past n.
  *
  * OPERANDS. A and B consist of 32-bit words, whatever they hold: one f32, or two bf16 that follow
  * each other along k. Strides count words, m, n and k count values. C is f32. A product may read
@@ -39,8 +40,8 @@ typedef struct ra_product {
     int64_t n_first; /* columns [n_first, n) are computed, a multiple of nr */
     const float *a;  /* A[i, l] is in a[i * a_row + l / depth * a_col] */
     int64_t a_row, a_col;
-    const float *b; /* panels, b_stride words apart */
-    int64_t b_stride;
+    const float *b; /* panels b_stride words apart, rows of a panel b_row words apart */
+    int64_t b_stride, b_row;
     float *c; /* C[i, j] = c[i * c_row + j] */
     int64_t c_row;
     float *rest; /* NULL, or like c, depth and a_col being 1: C + rest is the sum to twice the
@@ -109,6 +110,8 @@ typedef struct ra_level {
 
     void (*scale)(float *row, int64_t n, float factor);
     void (*add)(float *to, const float *from, int64_t n); /* to += from */
+    /* Of n channels, summed in f64; the same bits at every level. */
+    float (*dot)(const void *a, ra_dtype a_dtype, const void *b, ra_dtype b_dtype, int64_t n);
     /* to[n] of any dtype = from times factor. */
     void (*store)(const float *from, int64_t n, float factor, ra_dtype dtype, void *to);
 
