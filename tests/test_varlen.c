@@ -376,6 +376,38 @@ static void bad_arguments_are_named(void **state)
     ra_backend_close(backend);
 }
 
+/* In place, or two results in one place: a wrong result that nothing would show. */
+static void results_that_share_memory_are_refused(void **state)
+{
+    (void)state;
+    rng r = rng_of(support_seed());
+    ra_backend *backend = backend_open();
+    varlen_case x;
+    case_create(&x, &r, sample_layer(2, 1, 8, RA_F32), 2, (int32_t[]){3, 1}, (int32_t[]){2, 2});
+    const ra_varlen lens = lens_of(&x);
+    ra_forward_io f = forward_of(&x);
+    ra_backward_io b = backward_of(&x);
+    ra_tensor *forward[] = {&f.out, &f.lse, &f.q, &f.k, &f.v}; /* results first */
+    ra_tensor *backward[] = {&b.dq, &b.dk, &b.dv, &b.q, &b.k, &b.v, &b.out, &b.lse, &b.dout};
+    ra_tensor **lists[] = {forward, backward};
+    const int results[] = {2, 3}, counts[] = {5, 9};
+    for (int l = 0; l < 2; l++) {
+        for (int i = 0; i < results[l]; i++) {
+            for (int j = 0; j < counts[l]; j++) {
+                void *own = lists[l][i]->data;
+                lists[l][i]->data = lists[l][j]->data;
+                ra_status status = l == 0 ? ra_varlen_forward(backend, &x.layer, &lens, &f)
+                                          : ra_varlen_backward(backend, &x.layer, &lens, &b);
+                assert_int_equal(status, i == j ? RA_OK : RA_E_ARG);
+                assert_true(i == j || strstr(ra_last_error(), "shares memory with"));
+                lists[l][i]->data = own;
+            }
+        }
+    }
+    case_free(&x);
+    ra_backend_close(backend);
+}
+
 static void failed_allocations_leave_nothing(void **state)
 {
     (void)state;
@@ -414,6 +446,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(queries_before_the_keys_are_empty),
         cmocka_unit_test(nothing_to_do),
         cmocka_unit_test(bad_arguments_are_named),
+        cmocka_unit_test(results_that_share_memory_are_refused),
         cmocka_unit_test(failed_allocations_leave_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

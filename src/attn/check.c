@@ -1,12 +1,12 @@
-/* Tensors against the plan's layer and this rank's part of the step. */
+/* Tensors against the layer and the tokens of a call; the calls of a plan against its ctx. */
 #include "attn/check.h"
 
 #include "tensor/check.h"
 
-static ra_status check_plan(const ra_ctx *ctx, const ra_plan *plan, const void *io)
+static ra_status check_plan(const ra_ctx *ctx, const ra_plan *plan)
 {
-    if (!plan || !io) {
-        return RA_FAIL(RA_E_ARG, "%s: NULL", plan ? "io" : "plan");
+    if (!plan) {
+        return RA_FAIL(RA_E_ARG, "plan: NULL");
     }
     if (plan->step->ctx != ctx) {
         return RA_FAIL(RA_E_ARG, "plan: belongs to another ctx");
@@ -34,27 +34,26 @@ typedef struct expectation {
     bool written;
 } expectation;
 
-static ra_status check_tensor(const ra_plan *plan, const expectation *e)
+static ra_status check_tensor(const ra_io_shape *shape, const expectation *e)
 {
-    const ra_layer *layer = plan->layer;
-    const ra_step *step = plan->step;
-    bool q_heads = e->kind == LIKE_Q || e->kind == LIKE_LSE, kept = e->kind == LIKE_KEPT;
+    const ra_layer *layer = shape->layer;
+    bool lse = e->kind == LIKE_LSE, of_queries = lse || e->kind == LIKE_Q;
+    bool kept = e->kind == LIKE_KEPT;
+    int64_t keys = kept ? shape->kept_seq : shape->k_seq;
     ra_status (*check)(const ra_tensor *, const char *, ra_dtype, int64_t, int64_t, int64_t,
                        int64_t) = e->written ? ra_tensor_check_output : ra_tensor_check;
-    RA_TRY(check(e->tensor, e->name, e->kind == LIKE_LSE ? RA_F32 : layer->dtype,
-                 kept ? 1 : step->rows, q_heads ? layer->q_heads : layer->kv_heads,
-                 kept ? plan->schedule.rows_received : step->seq_local,
-                 e->kind == LIKE_LSE ? 1 : layer->head_dim));
-    return ra_backend_check(step->ctx->backend, e->tensor, e->name);
+    RA_TRY(check(e->tensor, e->name, lse ? RA_F32 : layer->dtype, kept ? 1 : shape->rows,
+                 of_queries ? layer->q_heads : layer->kv_heads, of_queries ? shape->q_seq : keys,
+                 lse ? 1 : layer->head_dim));
+    return ra_backend_check(shape->backend, e->tensor, e->name);
 }
 
-/* Sizes first, of all; then every result against every other tensor. Kept rows, the last two, exist
- * with keep_kv only. */
-static ra_status check_tensors(const ra_plan *plan, const expectation *list, int count)
+/* Sizes first, of all; then every result against every other tensor. Kept rows are the last two. */
+static ra_status check_tensors(const ra_io_shape *shape, const expectation *list, int count)
 {
-    count -= plan->step->ctx->options.keep_kv ? 0 : 2;
+    count -= shape->keeps ? 0 : 2;
     for (int i = 0; i < count; i++) {
-        RA_TRY(check_tensor(plan, &list[i]));
+        RA_TRY(check_tensor(shape, &list[i]));
     }
     for (int i = 0; i < count; i++) {
         for (int j = 0; list[i].written && j < count; j++) {
@@ -66,12 +65,20 @@ static ra_status check_tensors(const ra_plan *plan, const expectation *list, int
     return RA_OK;
 }
 
-ra_status ra_forward_check(const ra_ctx *ctx, const ra_plan *plan, const ra_forward_io *io)
+static ra_status check_size(const void *io, size_t size, size_t expected)
 {
-    RA_TRY(check_plan(ctx, plan, io));
-    if (io->size != sizeof *io) {
-        return RA_FAIL(RA_E_ARG, "io.size: %zu, expected %zu", io->size, sizeof *io);
+    if (!io) {
+        return RA_FAIL(RA_E_ARG, "io: NULL, expected tensors");
     }
+    if (size != expected) {
+        return RA_FAIL(RA_E_ARG, "io.size: %zu, expected %zu", size, expected);
+    }
+    return RA_OK;
+}
+
+ra_status ra_forward_io_check(const ra_io_shape *shape, const ra_forward_io *io)
+{
+    RA_TRY(check_size(io, io ? io->size : 0, sizeof *io));
     const expectation list[] = {
         {&io->q, "q", LIKE_Q, false},
         {&io->k, "k", LIKE_K, false},
@@ -81,18 +88,12 @@ ra_status ra_forward_check(const ra_ctx *ctx, const ra_plan *plan, const ra_forw
         {&io->kept_k, "kept_k", LIKE_KEPT, true},
         {&io->kept_v, "kept_v", LIKE_KEPT, true},
     };
-    return check_tensors(plan, list, sizeof list / sizeof *list);
+    return check_tensors(shape, list, sizeof list / sizeof *list);
 }
 
-ra_status ra_backward_check(const ra_ctx *ctx, const ra_plan *plan, const ra_backward_io *io)
+ra_status ra_backward_io_check(const ra_io_shape *shape, const ra_backward_io *io)
 {
-    RA_TRY(check_plan(ctx, plan, io));
-    if (ctx->options.forward_only) {
-        return RA_FAIL(RA_E_ARG, "ctx: created with forward_only, it has no backward");
-    }
-    if (io->size != sizeof *io) {
-        return RA_FAIL(RA_E_ARG, "io.size: %zu, expected %zu", io->size, sizeof *io);
-    }
+    RA_TRY(check_size(io, io ? io->size : 0, sizeof *io));
     const expectation list[] = {
         {&io->q, "q", LIKE_Q, false},
         {&io->k, "k", LIKE_K, false},
@@ -106,5 +107,36 @@ ra_status ra_backward_check(const ra_ctx *ctx, const ra_plan *plan, const ra_bac
         {&io->kept_k, "kept_k", LIKE_KEPT, false},
         {&io->kept_v, "kept_v", LIKE_KEPT, false},
     };
-    return check_tensors(plan, list, sizeof list / sizeof *list);
+    return check_tensors(shape, list, sizeof list / sizeof *list);
+}
+
+static ra_io_shape shape_of(const ra_plan *plan)
+{
+    const ra_step *step = plan->step;
+    return (ra_io_shape){
+        .backend = step->ctx->backend,
+        .layer = plan->layer,
+        .rows = step->rows,
+        .q_seq = step->seq_local,
+        .k_seq = step->seq_local,
+        .keeps = step->ctx->options.keep_kv,
+        .kept_seq = plan->schedule.rows_received,
+    };
+}
+
+ra_status ra_forward_check(const ra_ctx *ctx, const ra_plan *plan, const ra_forward_io *io)
+{
+    RA_TRY(check_plan(ctx, plan));
+    ra_io_shape shape = shape_of(plan);
+    return ra_forward_io_check(&shape, io);
+}
+
+ra_status ra_backward_check(const ra_ctx *ctx, const ra_plan *plan, const ra_backward_io *io)
+{
+    RA_TRY(check_plan(ctx, plan));
+    if (ctx->options.forward_only) {
+        return RA_FAIL(RA_E_ARG, "ctx: created with forward_only, it has no backward");
+    }
+    ra_io_shape shape = shape_of(plan);
+    return ra_backward_io_check(&shape, io);
 }

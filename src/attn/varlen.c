@@ -1,10 +1,10 @@
 /* Variable-length attention on packed tokens, one rank: turns prefix sums into a cover in which
  * every segment is a row of its own, and lets the backend compute it. Must not know rings. */
+#include "attn/check.h"
 #include "attn/scratch.h"
 #include "base/alloc.h"
 #include "plan/passes.h"
 #include "rule/layer.h"
-#include "tensor/check.h"
 
 static ra_status cu_check(const int32_t *cu, const char *name, int64_t segments)
 {
@@ -24,10 +24,9 @@ static ra_status cu_check(const int32_t *cu, const char *name, int64_t segments)
     return RA_OK;
 }
 
-/* The tensors that both directions read. */
-static ra_status inputs_check(const ra_backend *backend, const ra_layer *layer,
-                              const ra_varlen *lens, const ra_tensor *q, const ra_tensor *k,
-                              const ra_tensor *v)
+/* What the tensors have to be like, once that can be told. */
+static ra_status shape_find(const ra_backend *backend, const ra_layer *layer, const ra_varlen *lens,
+                            ra_io_shape *shape)
 {
     if (!backend) {
         return RA_FAIL(RA_E_ARG, "backend: NULL, expected an open backend");
@@ -45,23 +44,13 @@ static ra_status inputs_check(const ra_backend *backend, const ra_layer *layer,
     }
     RA_TRY(cu_check(lens->cu_q, "cu_q", lens->segments));
     RA_TRY(cu_check(lens->cu_k, "cu_k", lens->segments));
-    int64_t tq = lens->cu_q[lens->segments], tk = lens->cu_k[lens->segments];
-    RA_TRY(ra_tensor_check(q, "q", layer->dtype, 1, layer->q_heads, tq, layer->head_dim));
-    RA_TRY(ra_tensor_check(k, "k", layer->dtype, 1, layer->kv_heads, tk, layer->head_dim));
-    RA_TRY(ra_tensor_check(v, "v", layer->dtype, 1, layer->kv_heads, tk, layer->head_dim));
-    RA_TRY(ra_backend_check(backend, q, "q"));
-    RA_TRY(ra_backend_check(backend, k, "k"));
-    return ra_backend_check(backend, v, "v");
-}
-
-static ra_status size_check(const void *io, size_t size, size_t expected)
-{
-    if (!io) {
-        return RA_FAIL(RA_E_ARG, "io: NULL, expected tensors");
-    }
-    if (size != expected) {
-        return RA_FAIL(RA_E_ARG, "io.size: %zu, expected %zu", size, expected);
-    }
+    *shape = (ra_io_shape){
+        .backend = backend,
+        .layer = layer,
+        .rows = 1,
+        .q_seq = lens->cu_q[lens->segments],
+        .k_seq = lens->cu_k[lens->segments],
+    };
     return RA_OK;
 }
 
@@ -115,18 +104,9 @@ ra_status ra_varlen_forward(ra_backend *backend, const ra_layer *layer, const ra
 {
     ra_cover cover = {0};
     ra_tokens tokens = {0};
-    RA_TRY(size_check(io, io ? io->size : 0, sizeof *io));
-    RA_TRY(inputs_check(backend, layer, lens, &io->q, &io->k, &io->v));
-    int64_t tq = lens->cu_q[lens->segments];
-    RA_TRY(ra_tensor_check_output(&io->out, "out", layer->dtype, 1, layer->q_heads, tq,
-                                  layer->head_dim));
-    RA_TRY(ra_tensor_check_output(&io->lse, "lse", RA_F32, 1, layer->q_heads, tq, 1));
-    RA_TRY(ra_apart_check(&io->out, "out", &io->q, "q"));
-    RA_TRY(ra_apart_check(&io->out, "out", &io->k, "k"));
-    RA_TRY(ra_apart_check(&io->out, "out", &io->v, "v"));
-    RA_TRY(ra_apart_check(&io->out, "out", &io->lse, "lse"));
-    RA_TRY(ra_backend_check(backend, &io->out, "out"));
-    RA_TRY(ra_backend_check(backend, &io->lse, "lse"));
+    ra_io_shape shape;
+    RA_TRY(shape_find(backend, layer, lens, &shape));
+    RA_TRY(ra_forward_io_check(&shape, io));
     ra_status status = cover_build(layer, lens, &tokens, &cover);
     if (!status && cover.q_count > 0) {
         ra_fold_job job = {
@@ -178,35 +158,16 @@ static ra_status grad_run(const ra_backend *backend, const ra_layer *layer, cons
     return status;
 }
 
-static ra_status backward_check(const ra_backend *backend, const ra_layer *layer, int64_t tq,
-                                int64_t tk, const ra_backward_io *io)
-{
-    int hq = layer->q_heads, hkv = layer->kv_heads, chan = layer->head_dim;
-    RA_TRY(ra_tensor_check(&io->out, "out", layer->dtype, 1, hq, tq, chan));
-    RA_TRY(ra_tensor_check(&io->lse, "lse", RA_F32, 1, hq, tq, 1));
-    RA_TRY(ra_tensor_check(&io->dout, "dout", layer->dtype, 1, hq, tq, chan));
-    RA_TRY(ra_tensor_check_output(&io->dq, "dq", layer->dtype, 1, hq, tq, chan));
-    RA_TRY(ra_tensor_check_output(&io->dk, "dk", layer->dtype, 1, hkv, tk, chan));
-    RA_TRY(ra_tensor_check_output(&io->dv, "dv", layer->dtype, 1, hkv, tk, chan));
-    RA_TRY(ra_backend_check(backend, &io->out, "out"));
-    RA_TRY(ra_backend_check(backend, &io->lse, "lse"));
-    RA_TRY(ra_backend_check(backend, &io->dout, "dout"));
-    RA_TRY(ra_backend_check(backend, &io->dq, "dq"));
-    RA_TRY(ra_backend_check(backend, &io->dk, "dk"));
-    return ra_backend_check(backend, &io->dv, "dv");
-}
-
 ra_status ra_varlen_backward(ra_backend *backend, const ra_layer *layer, const ra_varlen *lens,
                              const ra_backward_io *io)
 {
     ra_cover cover = {0};
     ra_tokens tokens = {0};
-    RA_TRY(size_check(io, io ? io->size : 0, sizeof *io));
-    RA_TRY(inputs_check(backend, layer, lens, &io->q, &io->k, &io->v));
-    int64_t tq = lens->cu_q[lens->segments], tk = lens->cu_k[lens->segments];
-    RA_TRY(backward_check(backend, layer, tq, tk, io));
+    ra_io_shape shape;
+    RA_TRY(shape_find(backend, layer, lens, &shape));
+    RA_TRY(ra_backward_io_check(&shape, io));
     uint64_t bytes = 0;
-    ra_backward_sums_carve(layer, tq, tk, NULL, &bytes);
+    ra_backward_sums_carve(layer, shape.q_seq, shape.k_seq, NULL, &bytes);
     if (bytes == 0) {
         return RA_OK;
     }
@@ -215,7 +176,7 @@ ra_status ra_varlen_backward(ra_backend *backend, const ra_layer *layer, const r
     if (status) {
         goto done;
     }
-    ra_backward_sums sum = ra_backward_sums_carve(layer, tq, tk, memory, &bytes);
+    ra_backward_sums sum = ra_backward_sums_carve(layer, shape.q_seq, shape.k_seq, memory, &bytes);
     status = cover_build(layer, lens, &tokens, &cover);
     if (status) {
         goto done;
