@@ -18,7 +18,7 @@ import torch
 from ringattn import _c
 
 _NO_STREAM = _c.Stream(None)
-Call = Callable[[c_void_p, int, bytes, _c.Stream], int]
+Function = Callable[[c_void_p, int, bytes, _c.Stream], int]
 
 
 def _close(handle: c_void_p, device: torch.device) -> None:
@@ -42,9 +42,9 @@ class Backend:
     def level(self) -> str:
         return bytes(_c.lib.ra_backend_level(self.handle)).decode()
 
-    def run(self, call: Call, ctx: c_void_p, plan: int, io: bytes) -> int:
+    def run(self, function: Function, ctx: c_void_p, plan: int, io: bytes) -> int:
         """One of the two calls of the operation; its status."""
-        return call(ctx, plan, io, _NO_STREAM)
+        return function(ctx, plan, io, _NO_STREAM)
 
     @contextmanager
     def default_stream(self) -> Iterator[Backend]:
@@ -64,12 +64,12 @@ class _CudaBackend(Backend):
     """Work goes to torch's current stream; torch's current device stays what it is, although the
     library sets the thread's own."""
 
-    def run(self, call: Call, ctx: c_void_p, plan: int, io: bytes) -> int:
+    def run(self, function: Function, ctx: c_void_p, plan: int, io: bytes) -> int:
         index = self.device.index
         # torch.cuda.current_device() and current_stream().cuda_stream, at a tenth of the time.
         before = torch._C._cuda_getDevice()
         stream = torch._C._cuda_getCurrentRawStream(index)
-        status = call(ctx, plan, io, _c.Stream(stream))
+        status = function(ctx, plan, io, _c.Stream(stream))
         if before != index:
             torch.cuda.set_device(before)
         return status

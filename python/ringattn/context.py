@@ -14,7 +14,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from ctypes import byref, c_void_p, sizeof
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,9 @@ from ringattn.metadata import (
 )
 from ringattn.shards import Layout, Runs, run_array, shard_runs, unshard
 
+if TYPE_CHECKING:
+    from ringattn.call import Call
+
 logger = logging.getLogger("ringattn")
 TIMEOUT_MS = 30_000
 
@@ -50,7 +53,7 @@ def _free(backend: Backend, comm: Comm, ctx: c_void_p, steps: set[int]) -> None:
         backend.close()
 
 
-class _Core:
+class Core:
     """The C objects of a context, freed together: when asked, with the last user, or at exit."""
 
     def __init__(self, backend: Backend, comm: Comm) -> None:
@@ -84,7 +87,7 @@ class StepCore:
     kept_seq: rows that each layer's forward keeps; None in a context without keep_kv.
     """
 
-    def __init__(self, core: _Core, handle: int, layer_count: int, keep_kv: bool) -> None:
+    def __init__(self, core: Core, handle: int, layer_count: int, keep_kv: bool) -> None:
         self.core = core
         self.handle = handle
         core.steps.add(handle)
@@ -118,7 +121,8 @@ def step_of(handle: torch.Tensor) -> StepCore:
 class Step:
     """One batch on this rank. Made by Context.step; give it to ringattn.attention.
 
-    handle: an int64 tensor that stands for the step in compiled graphs.
+    handle: an int64 tensor that stands for the step in compiled graphs. calls: of each layer, the
+    last tensors' call.
     """
 
     def __init__(
@@ -129,6 +133,7 @@ class Step:
         self.rows, self.seq_local = rows, seq_local
         self.runs = list(runs)
         self.layers = context.layers
+        self.calls: list[Call | None] = [None] * len(self.layers)
         self.device_type = context.device.type
         self.keep_kv = context.keep_kv
         self.padded = False
@@ -229,7 +234,7 @@ class Context:
             _warn_if_alone(group)
             backend = open_backend(torch.device(device), threads)
             comm = open_single() if group is None else open_group(group, backend.device, timeout_ms)
-            self._core = _Core(backend, comm)
+            self._core = Core(backend, comm)
             array = (_c.Layer * max(len(self.layers), 1))(*(layer.to_c() for layer in self.layers))
             comm.check(
                 _c.lib.ra_ctx_create(

@@ -1,8 +1,8 @@
 """ringattn.attention: the operation on torch tensors, differentiable.
 
 In eager mode an autograd function, under torch.compile a pair of custom operators; both end in the
-same two calls of the library. Nothing is kept for the backward but q, k, v, out, lse, the step and,
-with keep_kv, the rows that were received.
+same two calls of the library (call.py). Nothing is kept for the backward but q, k, v, out, lse, the
+step and, with keep_kv, the rows that were received.
 Must not know models.
 """
 
@@ -13,88 +13,16 @@ from typing import Any, NoReturn
 import torch
 from torch.autograd.function import once_differentiable
 
-from ringattn import _c
-from ringattn.context import Step, StepCore, step_of
-from ringattn.errors import ShapeError
+from ringattn.call import Call, backward, forward
+from ringattn.context import Step, step_of
 from ringattn.layer import Layer
-from ringattn.view import Kept, backward_io, forward_io
-
-
-def _refuse_device(device: torch.device, backend: str, **tensors: torch.Tensor) -> NoReturn:
-    name, tensor = next((n, t) for n, t in tensors.items() if t.device != device)
-    raise ShapeError(
-        _c.RA_E_SHAPE,
-        "RA_E_SHAPE",
-        f"{name}: on device {tensor.device}, expected {device}, where the context's backend "
-        f"({backend}) runs",
-    )
-
-
-def _room_for_kept(k: torch.Tensor, core: StepCore, index: int) -> Kept:
-    """Where a forward keeps the rows that it receives: kept_k and kept_v, or nothing."""
-    if core.kept_seq is None:
-        return ()
-    shape = (1, k.shape[1], core.kept_seq[index], k.shape[3])
-    return (k.new_empty(shape), k.new_empty(shape))
-
-
-def _forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, core: StepCore, index: int
-) -> tuple[torch.Tensor, torch.Tensor, Kept]:
-    context = core.core
-    if context.closed:
-        raise RuntimeError("context: closed")
-    backend, comm = context.backend, context.comm
-    device = backend.device
-    try:
-        if not q.device == k.device == v.device == device:
-            _refuse_device(device, backend.name, q=q, k=k, v=v)
-        out = torch.empty_like(q)
-        lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=device)
-        kept = _room_for_kept(k, core, index)
-        io = forward_io(q, k, v, out, lse, kept)
-    except Exception as error:
-        # The library never sees this call, so nobody else would tell the other ranks.
-        comm.abort(str(error))
-        raise
-    comm.in_call = True
-    status = backend.run(_c.lib.ra_attn_forward, context.ctx, core.plans[index], io)
-    comm.in_call = False
-    if status:
-        comm.check_call(status)
-    return out, lse, kept
-
-
-def _backward(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    core: StepCore,
-    index: int,
-    kept: Kept = (),
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    context = core.core
-    if context.closed:
-        raise RuntimeError("context: closed")
-    if dout.stride(-1) != 1:
-        dout = dout.contiguous()
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    io = backward_io(q, k, v, out, lse, (dout, dq, dk, dv), kept)
-    comm = context.comm
-    comm.in_call = True
-    status = context.backend.run(_c.lib.ra_attn_backward, context.ctx, core.plans[index], io)
-    comm.in_call = False
-    if status:
-        comm.check_call(status)
-    return dq, dk, dv
+from ringattn.view import signature_of
 
 
 def _gradients(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     q, k, v, out, lse, *kept = ctx.saved_tensors
-    return (*_backward(dout, q, k, v, out, lse, ctx.core, ctx.index, kept), None, None)
+    call = ctx.call
+    return (*backward(dout, q, k, v, out, lse, call.core, call.index, kept), None)
 
 
 class _Attention(torch.autograd.Function):
@@ -102,11 +30,11 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, core: StepCore, index: int
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse, kept = _forward(q, k, v, core, index)
+        out, lse, kept = call.forward(q, k, v)
         ctx.save_for_backward(q, k, v, out, lse, *kept)
-        ctx.core, ctx.index = core, index
+        ctx.call = call
         ctx.mark_non_differentiable(lse)
         ctx.set_materialize_grads(False)  # of lse: it has none
         return out, lse
@@ -127,7 +55,7 @@ def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: torch.Tensor, layer: int, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """out, lse, kept_k, kept_v; keep: does the step's context keep rows?"""
-    out, lse, kept = _forward(q, k, v, step_of(step), layer)
+    out, lse, kept = forward(q, k, v, step_of(step), layer)
     kept_k, kept_v = kept or (k.new_empty(0), k.new_empty(0))
     return out, lse, kept_k, kept_v
 
@@ -159,7 +87,7 @@ def _attend_backward(
     keep: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     kept = (kept_k, kept_v) if keep else ()
-    return _backward(dout, q, k, v, out, lse, step_of(step), layer, kept)
+    return backward(dout, q, k, v, out, lse, step_of(step), layer, kept)
 
 
 @_attend_backward.register_fake
@@ -212,6 +140,11 @@ def _index_of(step: Step, layer: Layer | int) -> int:
     raise ValueError(f"layer: {layer}, expected one of the context's: {step.layers}")
 
 
+def _with_unit_channels(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """The library wants the channels of a head side by side; all other strides are free."""
+    return [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
+
+
 def attention_with_lse(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: Step, layer: Layer | int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -229,13 +162,15 @@ def attention_with_lse(
     if torch.is_autocast_enabled(step.device_type):
         dtype = step.layers[index].dtype
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    q = q if q.stride(-1) == 1 else q.contiguous()
-    k = k if k.stride(-1) == 1 else k.contiguous()
-    v = v if v.stride(-1) == 1 else v.contiguous()
     if torch.compiler.is_compiling():
+        q, k, v = _with_unit_channels(q, k, v)
         out, lse, _, _ = torch.ops.ringattn.attend(q, k, v, step.handle, index, step.keep_kv)
-    else:
-        out, lse = _Attention.apply(q, k, v, step.core, index)
+        return out, lse
+    call = step.calls[index]
+    if call is None or call.signature != signature_of(q, k, v):
+        q, k, v = _with_unit_channels(q, k, v)
+        call = step.calls[index] = Call(step.core, index, q, k, v)
+    out, lse = _Attention.apply(q, k, v, call)
     return out, lse
 
 

@@ -1,8 +1,8 @@
 """A torch tensor as the library sees it: address, dtype, sizes and strides. Nothing is copied.
 
-The hot path packs the structs of a call as 64-bit words in one go, which costs a tenth of setting
-ctypes fields one by one; python/tests/test_c.py holds the layout to the header. Must not know what
-is computed.
+The hot path packs the structs of a call in one go, which costs a tenth of setting ctypes fields one
+by one, and a forward's all but the addresses once; python/tests/test_c.py holds the layout to the
+header. Must not know what is computed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ from ringattn.layer import DTYPE
 Kept = Sequence[torch.Tensor]
 WORDS = 2 + 2 * _c.RA_NDIM
 _LIKE_NOTHING = f"{8 * WORDS}x"
-_FORWARD = struct.Struct(f"={1 + 5 * WORDS}q{_LIKE_NOTHING * 2}")
-_FORWARD_KEEPING = struct.Struct(f"={1 + 7 * WORDS}q")
+_ALL_BUT_ADDRESS = struct.Struct(f"={WORDS - 1}q")
+_TENSOR = f"q{_ALL_BUT_ADDRESS.size}s"
+_FORWARD = struct.Struct(f"=q{_TENSOR * 5}")
+_KEPT = struct.Struct(f"={_TENSOR * 2}")  # the last part of an ra_forward_io
+_FORWARD_SIZE = _FORWARD.size + _KEPT.size
+_NOTHING_KEPT = bytes(_KEPT.size)
 _BACKWARD = struct.Struct(f"={1 + 5 * WORDS}q{_LIKE_NOTHING * 2}{4 * WORDS}q")
 _BACKWARD_KEEPING = struct.Struct(f"={1 + 11 * WORDS}q")
 
@@ -31,19 +35,21 @@ def _words(tensor: torch.Tensor) -> tuple[int, ...]:
     return (tensor.data_ptr(), DTYPE[tensor.dtype], *tensor.shape, *tensor.stride())
 
 
-def _check(name: str, tensor: torch.Tensor) -> None:
-    problem = None
-    if tensor.dim() != _c.RA_NDIM:
-        problem = f"{tensor.dim()} dimensions, expected 4: rows, heads, seq, channels"
-    elif tensor.dtype not in DTYPE:
-        problem = f"dtype {tensor.dtype}, expected float32, bfloat16 or float16"
-    if problem is not None:
-        raise ShapeError(_c.RA_E_SHAPE, "RA_E_SHAPE", f"{name}: {problem}")
+def check(**tensors: torch.Tensor) -> None:
+    """Can each of them be an ra_tensor?"""
+    for name, tensor in tensors.items():
+        problem = None
+        if tensor.dim() != _c.RA_NDIM:
+            problem = f"{tensor.dim()} dimensions, expected 4: rows, heads, seq, channels"
+        elif tensor.dtype not in DTYPE:
+            problem = f"dtype {tensor.dtype}, expected float32, bfloat16 or float16"
+        if problem is not None:
+            raise ShapeError(_c.RA_E_SHAPE, "RA_E_SHAPE", f"{name}: {problem}")
 
 
 def view(tensor: torch.Tensor, name: str = "tensor") -> _c.Tensor:
     """An ra_tensor. The caller keeps the torch tensor alive."""
-    _check(name, tensor)
+    check(**{name: tensor})
     address, code, *rest = _words(tensor)
     result = _c.Tensor()
     result.data, result.dtype = address, code
@@ -57,35 +63,68 @@ def _lse_words(lse: torch.Tensor) -> tuple[int, ...]:
     return (lse.data_ptr(), _c.RA_F32, *lse.shape, 1, *lse.stride(), 1)
 
 
-def forward_io(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    kept: Kept = (),
-) -> bytes:
-    """An ra_forward_io. out is like q; kept: kept_k and kept_v, or none."""
-    dtype = q.dtype
-    alike = q.dim() == k.dim() == v.dim() == _c.RA_NDIM and dtype == k.dtype == v.dtype
-    if not (alike and dtype in DTYPE):
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
-            _check(name, tensor)
-    layout = _FORWARD_KEEPING if kept else _FORWARD
-    like_q = (DTYPE[dtype], *q.shape)
-    return layout.pack(
-        layout.size,
-        q.data_ptr(),
-        *like_q,
-        *q.stride(),
-        *_words(k),
-        *_words(v),
-        out.data_ptr(),
-        *like_q,
-        *out.stride(),
-        *_lse_words(lse),
-        *chain.from_iterable(map(_words, kept)),
+def signature_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[object, ...]:
+    """All of them but the addresses."""
+    return (
+        q.shape,
+        q.stride(),
+        q.dtype,
+        q.device,
+        k.shape,
+        k.stride(),
+        k.dtype,
+        k.device,
+        v.shape,
+        v.stride(),
+        v.dtype,
+        v.device,
     )
+
+
+class ForwardLayout:
+    """An ra_forward_io but for the addresses. out is like q; kept: kept_k and kept_v, or none."""
+
+    def __init__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        kept: Kept = (),
+    ) -> None:
+        written = (*map(_words, (q, k, v, out)), _lse_words(lse))
+        self._rest = [_ALL_BUT_ADDRESS.pack(*rest) for _, *rest in written]
+        self._kept_rest = [_ALL_BUT_ADDRESS.pack(*_words(t)[1:]) for t in kept]
+
+    def pack(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        kept: Kept = (),
+    ) -> bytes:
+        """With the addresses of tensors of the same layout."""
+        q_rest, k_rest, v_rest, out_rest, lse_rest = self._rest
+        io = _FORWARD.pack(
+            _FORWARD_SIZE,
+            q.data_ptr(),
+            q_rest,
+            k.data_ptr(),
+            k_rest,
+            v.data_ptr(),
+            v_rest,
+            out.data_ptr(),
+            out_rest,
+            lse.data_ptr(),
+            lse_rest,
+        )
+        if not kept:
+            return io + _NOTHING_KEPT
+        (kept_k, kept_v), (k_rest, v_rest) = kept, self._kept_rest
+        return io + _KEPT.pack(kept_k.data_ptr(), k_rest, kept_v.data_ptr(), v_rest)
 
 
 def backward_io(

@@ -14,7 +14,7 @@ import torch
 
 import ringattn
 from ringattn import _c, staging
-from ringattn.view import backward_io, forward_io, view
+from ringattn.view import ForwardLayout, backward_io, view
 
 HEADER = Path(__file__).parents[2] / "include" / "ringattn.h"
 STRUCTS = {
@@ -75,7 +75,8 @@ def test_packed_structs() -> None:
     tensors["lse"] = lse.unsqueeze(-1)
     q, k, v, out, _, kept_k, kept_v, *gradients = tensors.values()
     for kept in ((), (kept_k, kept_v)):
-        forward = _c.ForwardIo.from_buffer_copy(forward_io(q, k, v, out, lse, kept))
+        written = (q, k, v, out, lse, kept)
+        forward = _c.ForwardIo.from_buffer_copy(ForwardLayout(*written).pack(*written))
         backward = _c.BackwardIo.from_buffer_copy(backward_io(q, k, v, out, lse, gradients, kept))
         for io in (forward, backward):
             assert io.size == ctypes.sizeof(io)

@@ -16,7 +16,7 @@ from ringattn.context import Context
 from ringattn.function import attention_with_lse
 from ringattn.layer import Layer
 from ringattn.nemo.rows import as_thd, host
-from ringattn.view import backward_io, forward_io
+from ringattn.view import ForwardLayout, backward_io
 
 # Added to scores that a chunk must not see; far below every score, and exact in bf16 and f16.
 _FAR = 16384.0
@@ -65,9 +65,8 @@ def varlen_forward(
     lse = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device)
     layer = _layer(q, k, scale, causal, window, window_right).to_c()
     lens, _kept = _lengths(seg)
-    io = _c.ForwardIo.from_buffer_copy(
-        forward_io(as_thd(q), as_thd(k), as_thd(v), as_thd(out), lse[None])
-    )
+    tensors = (as_thd(q), as_thd(k), as_thd(v), as_thd(out), lse[None])
+    io = _c.ForwardIo.from_buffer_copy(ForwardLayout(*tensors).pack(*tensors))
     with shared_backend(q.device).default_stream() as backend:
         _c.check(
             _c.lib.ra_varlen_forward(

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from ringattn import _c
 from ringattn.context import StepCore
-from ringattn.function import _backward, _forward
+from ringattn.call import backward, forward
 from ringattn.layer import refuse
 from ringattn.nemo import chunks, exchange, ring, rows, segments
 from ringattn.nemo.ring import CPRingAttentionContext
@@ -246,7 +246,7 @@ class _RingAttention(torch.autograd.Function):
         query, key, value = (
             t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value)
         )
-        out, lse, _ = _forward(query, key, value, core, 0)
+        out, lse, _ = forward(query, key, value, core, 0)
         autograd_ctx.save_for_backward(query, key, value, out, lse)
         autograd_ctx.core = core
         return out
@@ -256,7 +256,7 @@ class _RingAttention(torch.autograd.Function):
         autograd_ctx: Any, grad_output: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
         q, k, v, out, lse = autograd_ctx.saved_tensors
-        return (*_backward(grad_output, q, k, v, out, lse, autograd_ctx.core, 0), None)
+        return (*backward(grad_output, q, k, v, out, lse, autograd_ctx.core, 0), None)
 
 
 class _Gemma4FFPAVarlenRingAttention(_RingAttention):
@@ -276,7 +276,7 @@ def _run_gemma4_cp_ffpa_varlen_ring_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """out and lse in f32; seg_sink gets the segments of every owner that shares a document."""
     step = ring.step_for(ctx.module, ctx)
-    out, lse, _ = _forward(ctx.query.detach(), ctx.key.detach(), ctx.value.detach(), step.core, 0)
+    out, lse, _ = forward(ctx.query.detach(), ctx.key.detach(), ctx.value.detach(), step.core, 0)
     if seg_sink is not None:
         ids, _ = _ids_and_types(ctx.metadata, ctx.query)
         everyone = step.context.gather_rows(rows.host(ids))
@@ -292,7 +292,7 @@ def _run_gemma4_cp_ring_attention_forward(
     attention_module: torch.nn.Module, ctx: Any
 ) -> torch.Tensor:
     step = ring.step_for(attention_module, ctx)
-    return _forward(ctx.query.detach(), ctx.key.detach(), ctx.value.detach(), step.core, 0)[0]
+    return forward(ctx.query.detach(), ctx.key.detach(), ctx.value.detach(), step.core, 0)[0]
 
 
 def _run_gemma4_cp_ring_attention(attention_module: torch.nn.Module, ctx: Any) -> torch.Tensor:

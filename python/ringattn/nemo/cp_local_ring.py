@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ringattn.context import Context
-from ringattn.function import _backward, _forward
+from ringattn.call import backward, forward
 from ringattn.nemo import chunks as chunk_math
 from ringattn.nemo import ring, segments
 from ringattn.nemo.segments import build_packed_ring_segments
@@ -144,7 +144,7 @@ def sliding_ring_compute_fa_fwd(ctx: Any, chunks: list[Any]) -> tuple[torch.Tens
     query[:, :, whole - seq :] = ctx.query.detach()
     context: Context = ring.context_of(None, ring.layer_of(ctx.module, ctx), query.device)
     step = context.step((query.shape[0], whole), packed_seq_ids=nb_ids)
-    out, lse, _ = _forward(query, k_nb, v_nb, step.core, 0)
+    out, lse, _ = forward(query, k_nb, v_nb, step.core, 0)
     saved = {
         "tensors": (query, k_nb, v_nb, out, lse),
         "core": step.core,
@@ -166,7 +166,7 @@ def sliding_ring_compute_fa_bwd(
     whole = query.shape[2]
     dout = torch.zeros_like(query)
     dout[:, :, whole - seq :] = grad_out
-    dq, dk, dv = _backward(dout, query, k_nb, v_nb, out, lse, saved["core"], 0)
+    dq, dk, dv = backward(dout, query, k_nb, v_nb, out, lse, saved["core"], 0)
 
     def by_owner(gradient: torch.Tensor) -> Owned:
         parts = {owner: gradient.narrow(2, i * seq, seq) for i, owner in enumerate(saved["owners"])}
