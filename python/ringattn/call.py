@@ -116,9 +116,13 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq, dk and dv. The tensors are read anew: hooks on saved tensors may bring others back."""
     context = _open(core)
-    if dout.stride(-1) != 1:
-        dout = dout.contiguous()
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    io = backward_io(q, k, v, out, lse, (dout, dq, dk, dv), kept)
+    try:
+        if dout.stride(-1) != 1:
+            dout = dout.contiguous()
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        io = backward_io(q, k, v, out, lse, (dout, dq, dk, dv), kept)
+    except Exception as error:
+        context.comm.abort(str(error))
+        raise
     _run(context, _c.lib.ra_attn_backward, core.plans[index], io)
     return dq, dk, dv

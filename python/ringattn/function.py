@@ -141,8 +141,9 @@ def _index_of(step: Step, layer: Layer | int) -> int:
 
 
 def _with_unit_channels(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """The library wants the channels of a head side by side; all other strides are free."""
-    return [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
+    """The library wants the channels of a head side by side; all other strides are free. A scalar
+    has no channels: the call refuses it by name."""
+    return [t if t.dim() == 0 or t.stride(-1) == 1 else t.contiguous() for t in tensors]
 
 
 def attention_with_lse(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from itertools import chain
+from typing import NoReturn
 
 import torch
 
@@ -127,6 +128,29 @@ class ForwardLayout:
         return io + _KEPT.pack(kept_k.data_ptr(), k_rest, kept_v.data_ptr(), v_rest)
 
 
+def _refuse_unlike(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dout: torch.Tensor,
+) -> NoReturn:
+    expected = (
+        ("k", k, q.dtype, k.shape),
+        ("v", v, q.dtype, k.shape),
+        ("out", out, q.dtype, q.shape),
+        ("lse", lse, torch.float32, lse.shape),
+        ("dout", dout, q.dtype, q.shape),
+    )
+    name, tensor, dtype, shape = next(e for e in expected if e[2:] != (e[1].dtype, e[1].shape))
+    raise ShapeError(
+        _c.RA_E_SHAPE,
+        "RA_E_SHAPE",
+        f"{name}: {tensor.dtype} {tuple(tensor.shape)}, expected {dtype} {tuple(shape)}",
+    )
+
+
 def backward_io(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -136,12 +160,20 @@ def backward_io(
     gradients: Sequence[torch.Tensor],
     kept: Kept = (),
 ) -> bytes:
-    """An ra_backward_io, of tensors that a forward has taken, so that v is like k. gradients: dout,
-    dq, dk, dv."""
-    layout = _BACKWARD_KEEPING if kept else _BACKWARD
+    """An ra_backward_io. gradients: dout, and dq, dk and dv like q, k and v."""
     dout, dq, dk, dv = gradients
-    code = DTYPE[q.dtype]
-    like_q, like_k = (code, *q.shape), (code, *k.shape)
+    dtype, q_shape, k_shape = q.dtype, q.shape, k.shape
+    # What hooks bring back may be anything, and the library believes what is written here.
+    if not (
+        dtype is k.dtype is v.dtype is out.dtype is dout.dtype
+        and lse.dtype is torch.float32
+        and q_shape == out.shape == dout.shape
+        and k_shape == v.shape
+    ):
+        _refuse_unlike(q, k, v, out, lse, dout)
+    layout = _BACKWARD_KEEPING if kept else _BACKWARD
+    code = DTYPE[dtype]
+    like_q, like_k = (code, *q_shape), (code, *k_shape)
     return layout.pack(
         layout.size,
         q.data_ptr(),

@@ -68,9 +68,10 @@ def test_alike_tensors_share_what_is_kept() -> None:
         (lambda t: t.bfloat16(), "{}: dtype bf16"),
         (lambda t: t.int(), "{}: dtype torch.int32"),
         (lambda t: t[0], "{}: 3 dimensions"),
+        (lambda t: t.sum(), "{}: 0 dimensions"),
         (lambda t: t[:, :, 1:], "{}: size of axis 2"),
     ],
-    ids=["device", "bfloat16", "integers", "dimensions", "size"],
+    ids=["device", "bfloat16", "integers", "dimensions", "scalar", "size"],
 )
 def test_others_are_refused_after_right_ones(
     name: str, change: Callable[[torch.Tensor], torch.Tensor], why: str
@@ -97,3 +98,25 @@ def test_layers_and_steps_of_one_shape_in_turn() -> None:
                     out = ringattn.attention(*leaves, step, index)
                     found = [out.detach(), *torch.autograd.grad(out, leaves, dout)]
                     check(replace(case, docs=docs), found)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "out", "lse"])
+@pytest.mark.parametrize(
+    "change", [lambda t: t.to(torch.bfloat16), lambda t: t[:, :, :3]], ids=["bfloat16", "size"]
+)
+def test_a_backward_refuses_what_a_hook_changed(
+    name: str, change: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    saved = iter(["q", "k", "v", "out", "lse"])
+
+    def unpack(packed: tuple[str, torch.Tensor]) -> torch.Tensor:
+        return change(packed[1]) if packed[0] == name else packed[1]
+
+    with open_context(None, layer_of(CASE)) as context:
+        step = step_of(context, CASE)
+        *tensors, dout = inputs(context)
+        leaves = [t.requires_grad_() for t in tensors]
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: (next(saved), t), unpack):
+            out = ringattn.attention(*leaves, step)
+        with pytest.raises(ringattn.ShapeError, match="expected"):
+            torch.autograd.grad(out, leaves, dout)

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import nemo_names
+import ringattn
 import world
 from nemo_rank import RING_CASES, ctx_of, dout_of, module_of
 from reference import Case, assert_close, attend, mask, plain, truth
@@ -267,6 +268,28 @@ def test_varlen_chunks() -> None:
     for found, expected in zip((out, *gradients), truth(case)):
         wanted = cp._gather_thd(expected, seg["q_index"])
         assert torch.allclose(found.cpu().double(), wanted, atol=1e-5)
+
+
+def test_varlen_chunks_refuse_what_does_not_fit() -> None:
+    """Each would have the library reach past the end of a tensor."""
+    seg = {name: torch.tensor([0, 2, 6], dtype=torch.int32) for name in ("cu_q", "cu_k")}
+    dout, q, k, v, out = (torch.randn(6, 2, 8, device=DEVICE) for _ in range(5))
+    lse = torch.randn(2, 6, device=DEVICE)
+    good = [dout, q, k, v, out, lse]
+    cp._ffpa_varlen_backward_chunk(*good, seg, 1.0, True)
+    for i in range(len(good)):
+        short = list(good)
+        short[i] = short[i][:3] if i < 5 else short[i][:, :3]
+        with pytest.raises(ringattn.ShapeError, match="expected"):
+            cp._ffpa_varlen_backward_chunk(*short, seg, 1.0, True)
+    for wrong in (v.bfloat16(), v.int()):
+        with pytest.raises(ringattn.ShapeError, match="v.*expected"):
+            cp._ffpa_varlen_backward_chunk(dout, q, k, wrong, out, lse, seg, 1.0, True)
+        with pytest.raises(ringattn.ShapeError, match="v.*expected"):
+            cp._ffpa_varlen_forward_chunk(q, k, wrong, seg, 1.0, True)
+    seg["cu_k"] = seg["cu_k"][:2]
+    with pytest.raises(ValueError, match="cu_k: 2 elements, expected 3"):
+        cp._ffpa_varlen_forward_chunk(q, k, v, seg, 1.0, True)
 
 
 def test_flash_attention_layouts() -> None:

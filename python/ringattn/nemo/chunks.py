@@ -16,7 +16,7 @@ from ringattn.context import Context
 from ringattn.function import attention_with_lse
 from ringattn.layer import Layer
 from ringattn.nemo.rows import as_thd, host
-from ringattn.view import ForwardLayout, backward_io
+from ringattn.view import ForwardLayout, backward_io, check
 
 # Added to scores that a chunk must not see; far below every score, and exact in bf16 and f16.
 _FAR = 16384.0
@@ -39,6 +39,8 @@ def _layer(
 
 def _lengths(seg: dict[str, Any]) -> tuple[_c.Varlen, list[torch.Tensor]]:
     kept = [host(seg[name], torch.int32).contiguous() for name in ("cu_q", "cu_k")]
+    if kept[0].numel() != kept[1].numel():
+        raise ValueError(f"cu_k: {kept[1].numel()} elements, expected {kept[0].numel()}, as of cu_q")
     lens = _c.Varlen(
         size=ctypes.sizeof(_c.Varlen),
         cu_q=kept[0].data_ptr(),
@@ -66,6 +68,7 @@ def varlen_forward(
     layer = _layer(q, k, scale, causal, window, window_right).to_c()
     lens, _kept = _lengths(seg)
     tensors = (as_thd(q), as_thd(k), as_thd(v), as_thd(out), lse[None])
+    check(k_pack=tensors[1], v_pack=tensors[2])
     io = _c.ForwardIo.from_buffer_copy(ForwardLayout(*tensors).pack(*tensors))
     with shared_backend(q.device).default_stream() as backend:
         _c.check(
