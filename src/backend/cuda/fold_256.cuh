@@ -15,8 +15,7 @@ constexpr int ROWS = 64, CONSUMERS = 2; /* queries of a consumer; a unit has bot
 constexpr int CHANNELS = 256, SLABS = CHANNELS / RA_SLAB;
 constexpr int SHARED_MAX = 232448; /* of an SM */
 
-/* A consumer defers the store of a unit until the second tile of the next one, and may meet the
- * unit behind that by then. */
+/* A consumer stores a unit when it has entered the next one; a third slot lets copies go ahead. */
 constexpr int UNIT_SLOTS = 3;
 constexpr int UNIT_READERS = 3 + 4 * CONSUMERS; /* copying warps, warps of the consumers */
 
@@ -53,8 +52,7 @@ template <int TILE> struct layout {
                          AT_V = AT_K + K_SLOTS * SLOT_BYTES, AT_REACH = AT_V + V_SLOTS * SLOT_BYTES,
                          AT_UNIT = AT_REACH + Q_SLOTS * ROWS * 8,
                          AT_TILE = AT_UNIT + UNIT_SLOTS * UNIT_BYTES,
-                         AT_INVERSE = AT_TILE + 2 * K_SLOTS * 16,
-                         AT_BARRIER = AT_INVERSE + CONSUMERS * ROWS * 4;
+                         AT_BARRIER = AT_TILE + 2 * K_SLOTS * 16;
     enum {
         Q_FULL,
         Q_EMPTY = Q_FULL + Q_SLOTS,

@@ -1,8 +1,9 @@
 /*
  * A consumer of the forward for head dims up to 256: one warpgroup that folds 64 queries of each
  * unit. The tiles it sees, over all units, form one stream: scores of the next tile are issued
- * before the values of this one, and a unit is stored while the next unit's second scores run.
- * Tiles that none of its queries see are released unread.
+ * before the values of this one. Where the next tile may be far, at the end of a unit, values come
+ * first, and the unit is stored under the first scores of the next one. Tiles that none of its
+ * queries see are released unread.
  */
 #ifndef RA_BACKEND_CUDA_FOLD_256_CONSUMER_CUH
 #define RA_BACKEND_CUDA_FOLD_256_CONSUMER_CUH
@@ -25,7 +26,6 @@ struct step {
 template <typename E, int CTAS, int TILE> struct consumer {
     using at = layout<TILE>;
     static constexpr int N = TILE / 2; /* accumulator registers of a score tile */
-    static constexpr uint32_t NONE = ~0u;
 
     const fold_args &args;
     shared<TILE> sm;
@@ -39,7 +39,6 @@ template <typename E, int CTAS, int TILE> struct consumer {
     softmax_rows rows;
     bool raised = false; /* maxima, by the tile whose values come next; then factor is valid */
     float2 factor;
-    uint32_t deferred = NONE; /* a unit that is complete in `out`, but not stored */
 
     __device__ __forceinline__ consumer(const fold_args &args_, shared<TILE> sm_, int self_)
         : args(args_), sm(sm_), self(self_), thread(threadIdx.x % WARPGROUP), lane(thread % 32),
@@ -111,8 +110,26 @@ template <typename E, int CTAS, int TILE> struct consumer {
         return true;
     }
 
-    /* Walks to the next tile that this consumer sees, and waits for its keys. False behind the last
-     * unit; s.passed is valid then, too. */
+    /* Waits for the next tile of keys, and reads how this consumer sees it. */
+    __device__ __forceinline__ void look(step &s)
+    {
+        mbarrier_wait(sm.bar(at::K_FULL) + 8 * keys.slot, keys.parity);
+        s.tile = sm.tile_index(keys);
+        s.bits = sm.tile(s.tile)->bits[self];
+        s.unit = entered - 1;
+        over = s.is(TILE_LAST);
+    }
+
+    /* To the tile behind one that ends nothing: this consumer sees it, too. */
+    __device__ __forceinline__ void follow(step &s)
+    {
+        look(s);
+        s.passed = 0;
+        s.first = false;
+    }
+
+    /* Walks to the next tile that this consumer sees. False behind the last unit; s.passed is valid
+     * then, too. */
     __device__ __forceinline__ bool advance(step &s)
     {
 #pragma unroll 1
@@ -120,13 +137,9 @@ template <typename E, int CTAS, int TILE> struct consumer {
             if (over && !enter()) {
                 return false;
             }
-            mbarrier_wait(sm.bar(at::K_FULL) + 8 * keys.slot, keys.parity);
-            s.tile = sm.tile_index(keys);
-            s.bits = sm.tile(s.tile)->bits[self];
-            over = s.is(TILE_LAST);
+            look(s);
             /* A query without keys takes part in one tile, too: it has an output as well. */
             if (s.is(TILE_SEEN) || (over && waiting)) {
-                s.unit = entered - 1;
                 s.first = waiting;
                 waiting = false;
                 return true;
@@ -166,13 +179,19 @@ template <typename E, int CTAS, int TILE> struct consumer {
         return uniform(descriptor_low_k(sm.base + at::AT_K + keys.slot * at::SLOT_BYTES));
     }
 
+    /* What `out` holds is not the unit's. */
+    __device__ __forceinline__ bool is_fresh(const step &s) const
+    {
+        return s.first && (unit_at(s.unit)->item.flags & RA_WORK_FRESH);
+    }
+
     __device__ __forceinline__ void issue_output(float (&out)[128], const uint32_t (&p)[TILE / 4],
                                                  const step &s)
     {
         mbarrier_wait(sm.bar(at::V_FULL) + 8 * values.slot, values.parity);
         const uint32_t v = uniform(
             descriptor_low_mn(sm.base + at::AT_V + values.slot * at::SLOT_BYTES, TILE * 128));
-        const int keep = !s.first || !(unit_at(s.unit)->item.flags & RA_WORK_FRESH);
+        const int keep = !is_fresh(s);
         wgmma_fence();
 #pragma unroll
         for (int c = 0; c < TILE / 16; c++) {
@@ -190,11 +209,6 @@ template <typename E, int CTAS, int TILE> struct consumer {
         return view_at<float>(args.lse, u->item.row, head_of(unit),
                               (int64_t)u->item.index + self * ROWS + row);
     }
-    __device__ __forceinline__ float *inverse() const
-    {
-        return (float *)(sm.bytes + at::AT_INVERSE) + self * ROWS + row;
-    }
-
     /* From nothing, or from a state of maximum lse, sum 1 and numerator acc. */
     __device__ __forceinline__ void begin(uint32_t unit)
     {
@@ -208,25 +222,6 @@ template <typename E, int CTAS, int TILE> struct consumer {
             rows.sum0 = rows.max0 == -INFINITY ? 0.0f : share;
             rows.sum1 = rows.max1 == -INFINITY ? 0.0f : share;
         }
-    }
-
-    /* Sums are complete: lse to memory, inverses to shared memory until the store. */
-    __device__ __forceinline__ void end(uint32_t unit)
-    {
-        const float sum0 = quad_sum(rows.sum0), sum1 = quad_sum(rows.sum1);
-        if (lane % 4 == 0) {
-            const int count = rows_of(unit);
-            float *lse = lse_at(unit);
-            inverse()[0] = softmax_inverse(sum0);
-            inverse()[8] = softmax_inverse(sum1);
-            if (row < count) {
-                lse[0] = softmax_lse(rows.max0, sum0);
-            }
-            if (row + 8 < count) {
-                lse[8 * args.lse.seq] = softmax_lse(rows.max1, sum1);
-            }
-        }
-        __syncwarp();
     }
 
     __device__ __forceinline__ void softmax(float (&scores)[N], const step &s)
@@ -261,9 +256,22 @@ template <typename E, int CTAS, int TILE> struct consumer {
         return r;
     }
 
-    __device__ __forceinline__ void store(const float (&out)[128], uint32_t unit)
+    /* A unit is complete: its lse and `out` to memory. */
+    __device__ __forceinline__ void finish(const float (&out)[128], uint32_t unit)
     {
-        const float2 scale = make_float2(inverse()[0], inverse()[8]);
+        const float sum0 = quad_sum(rows.sum0), sum1 = quad_sum(rows.sum1);
+        if (lane % 4 == 0) {
+            const int count = rows_of(unit);
+            float *lse = lse_at(unit);
+            if (row < count) {
+                lse[0] = softmax_lse(rows.max0, sum0);
+            }
+            if (row + 8 < count) {
+                lse[8 * args.lse.seq] = softmax_lse(rows.max1, sum1);
+            }
+        }
+        __syncwarp();
+        const float2 scale = make_float2(softmax_inverse(sum0), softmax_inverse(sum1));
         if (unit_at(unit)->item.flags & RA_WORK_FINAL) {
             store_rows_as<E>(out, rows_in<E>(args.out, unit), scale, args.channels, lane);
         } else {
@@ -275,16 +283,11 @@ template <typename E, int CTAS, int TILE> struct consumer {
     /* What `out` needs before the values of a step are added. */
     __device__ __forceinline__ void prepare_output(float (&out)[128], const step &s)
     {
-        if (s.first) {
-            if (deferred != NONE) {
-                store(out, deferred);
-                deferred = NONE;
-            }
-            if (!(unit_at(s.unit)->item.flags & RA_WORK_FRESH)) {
-                load_rows(out, rows_in<float>(args.acc, s.unit), args.channels, lane);
-            }
+        const bool fresh = is_fresh(s);
+        if (s.first && !fresh) {
+            load_rows(out, rows_in<float>(args.acc, s.unit), args.channels, lane);
         }
-        if (raised) {
+        if (raised && !fresh) {
 #pragma unroll
             for (int i = 0; i < 128; i += 4) {
                 out[i] *= factor.x;
@@ -326,45 +329,47 @@ template <typename E, int CTAS, int TILE> struct consumer {
         softmax(scores, now);
         bool held = false; /* values of the step before are not released */
         for (;;) {
-            if (now.is(TILE_ENDS)) { /* the wait for the next tile may be long */
+            if (now.is(TILE_ENDS)) {
                 wgmma_wait_group<0>();
+                wgmma_fence_operand(out);
                 release_older(held, now);
+                pack(p, scores);
+                prepare_output(out, now);
+                issue_output(out, p, now);
+                wgmma_wait_group<0>();
+                wgmma_fence_operand(out);
+                release_values();
+                if (!advance(next)) {
+                    break;
+                }
+                issue_scores(scores, q_operand(), k_operand());
+                if (next.first) {
+                    finish(out, now.unit);
+                }
+                wgmma_wait_group<0>();
+            } else {
+                follow(next);
+                const uint32_t q = q_operand(), k = k_operand();
+                wgmma_wait_group<0>();
+                wgmma_fence_operand(out);
+                release_older(held, now);
+                pack(p, scores);
+                issue_scores(scores, q, k);
+                prepare_output(out, now);
+                issue_output(out, p, now);
+                held = true;
+                wgmma_wait_group<1>();
             }
-            if (!advance(next)) {
-                break;
-            }
-            const uint32_t q = q_operand(), k = k_operand();
-            wgmma_wait_group<0>();
-            wgmma_fence_operand(out);
-            release_older(held, now);
-            pack(p, scores);
-            issue_scores(scores, q, k);
-            prepare_output(out, now);
-            issue_output(out, p, now);
-            held = true;
-            wgmma_wait_group<1>();
             wgmma_fence_operand(scores);
             release_keys();
             if (next.first) {
-                end(now.unit);
-                deferred = now.unit;
                 begin(next.unit);
             }
             softmax(scores, next);
             now = next;
         }
-        wgmma_wait_group<0>();
-        wgmma_fence_operand(out);
-        release_older(held, now);
-        pack(p, scores);
-        prepare_output(out, now);
-        issue_output(out, p, now);
-        wgmma_wait_group<0>();
-        wgmma_fence_operand(out);
-        release_values();
         pass_values(next.passed);
-        end(now.unit);
-        store(out, now.unit);
+        finish(out, now.unit);
     }
 };
 
