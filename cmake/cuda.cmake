@@ -44,6 +44,7 @@ set(RA_CUDA_TUNED_SOURCES
     src/backend/cuda/grad.c
     src/backend/cuda/grad_map.c
     src/backend/cuda/score.cu
+    src/backend/cuda/score_256.cu
     src/backend/cuda/tensor_map.c
 )
 

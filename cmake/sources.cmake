@@ -74,6 +74,7 @@ set(RA_CUDA_HOST_SOURCES
     src/backend/cuda/slabs.c
     src/backend/cuda/slabs_cost.c
     src/backend/cuda/slabs_lists.c
+    src/backend/cuda/slabs_runs.c
     src/backend/cuda/work.c
     src/comm/nccl/notice.c
     src/comm/nccl/rounds.c

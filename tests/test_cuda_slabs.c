@@ -186,6 +186,35 @@ static void check_units(const plan *p, const ra_slab *slab, const tallies *t)
     }
 }
 
+/* Consecutive blocks of one strip, each block in one run, the longest first. */
+static void check_runs(const plan *p, const ra_slab *slab)
+{
+    uint8_t *seen = NULL;
+    if (p->layout.chan != RA_RUN_CHAN) {
+        assert_int_equal(slab->run_count, 0);
+        return;
+    }
+    assert_int_equal(RA_NEW(&seen, slab->block_count), RA_OK);
+    for (int32_t i = 0; i < slab->run_count; i++) {
+        const ra_slab_run *run = &p->slabs.run[slab->run_first + i];
+        int32_t steps = 0;
+        assert_true(run->count > 0);
+        assert_true(i == 0 || run->steps <= run[-1].steps);
+        for (int32_t j = run->first; j < run->first + run->count; j++) {
+            assert_in_range(j, 0, slab->block_count - 1);
+            const ra_slab_block *block = &p->slabs.block[slab->block_first + j];
+            assert_int_equal(block->strip, run->strip);
+            steps += (p->slabs.tile[block->tile].count + 63) / 64;
+            seen[j]++;
+        }
+        assert_int_equal(steps, run->steps);
+    }
+    for (int32_t i = 0; i < slab->block_count; i++) {
+        assert_int_equal(seen[i], 1);
+    }
+    ra_free(seen);
+}
+
 static void check_slab(const plan *p, const ra_slab *slab)
 {
     tallies t;
@@ -197,6 +226,7 @@ static void check_slab(const plan *p, const ra_slab *slab)
     assert_int_equal(RA_NEW(&t.strip, p->slabs.strip_count), RA_OK);
     assert_int_equal(RA_NEW(&t.tile, p->slabs.tile_count), RA_OK);
     check_units(p, slab, &t);
+    check_runs(p, slab);
     for (int32_t i = 0; i < slab->block_count; i++) {
         const ra_slab_block *block = &p->slabs.block[slab->block_first + i];
         assert_in_range(block->strip, slab->strip_first, slab->strip_first + slab->strip_count - 1);
@@ -272,13 +302,16 @@ static void check_marks(const plan *p, bool trimmed)
 
 static void check_plan(const plan *p, bool trimmed)
 {
-    int64_t blocks = 0;
+    int64_t blocks = 0, runs = 0;
     check_pairs(p);
     for (int64_t i = 0; i < p->slabs.slab_count; i++) {
         assert_int_equal(p->slabs.slab[i].block_first, blocks);
+        assert_int_equal(p->slabs.slab[i].run_first, runs);
         check_slab(p, &p->slabs.slab[i]);
         blocks += p->slabs.slab[i].block_count;
+        runs += p->slabs.slab[i].run_count;
     }
+    assert_int_equal(runs, p->slabs.run_count);
     assert_int_equal(blocks, p->slabs.block_count);
     check_marks(p, trimmed);
 }
@@ -341,6 +374,28 @@ static void test_masks(void **state)
     }
 }
 
+/* Strips are cut only where clusters would idle: 8 strips of 8 blocks. */
+static void test_runs(void **state)
+{
+    (void)state;
+    static const int counts[][3] = {
+        {66, 64, 2}, {3, 12, 16}, {2, 8, 16}}; /* clusters, runs, steps */
+    rng r = rng_of(support_seed());
+    cover_shape shape = {1, 1, 8, RA_F32, 1.0f};
+    support_limit(60, "runs");
+    cover_case c = cover_pair(&r, shape, (ra_mask){.causal = false}, 1024, 1024);
+    for (int i = 0; i < 3; i++) {
+        plan p =
+            plan_new(&c, &c.cover, (ra_slab_layout){2, 1, 256, counts[i][0], 128 * RA_BLOCK_BYTES});
+        check_plan(&p, false);
+        assert_int_equal(p.slabs.slab_count, 1);
+        assert_int_equal(p.slabs.run_count, counts[i][1]);
+        assert_int_equal(p.slabs.run[0].steps, counts[i][2]);
+        plan_free(&p);
+    }
+    cover_case_free(&c);
+}
+
 static void test_nothing(void **state)
 {
     (void)state;
@@ -384,7 +439,7 @@ static void test_no_memory(void **state)
     support_limit(60, "no memory");
     cover_case c = cover_pair(&r, shape, (ra_mask){.causal = true}, 700, 700);
     ra_work work = {0};
-    ra_slab_layout layout = {4, 2, 512, 66, 200 * RA_BLOCK_BYTES};
+    ra_slab_layout layout = {4, 2, 256, 66, 200 * RA_BLOCK_BYTES};
     assert_int_equal(ra_work_build(&c.cover, 64, 0, &work), RA_OK);
     ra_status status = RA_E_NOMEM;
     int failures = 0;
@@ -407,9 +462,9 @@ int main(int argc, char **argv)
 {
     support_start(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random),    cmocka_unit_test(test_masks),
-        cmocka_unit_test(test_nothing),   cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_random),  cmocka_unit_test(test_masks),
+        cmocka_unit_test(test_runs),    cmocka_unit_test(test_nothing),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

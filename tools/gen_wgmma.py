@@ -71,7 +71,7 @@ def wrapper(n, source):
 
 def main():
     path = sys.argv[1] if len(sys.argv) > 1 else "src/backend/cuda/wgmma.cuh"
-    shapes = [(64, "ss"), (80, "ss"), (128, "ss"), (256, "ss"), (256, "rs")]
+    shapes = [(64, "ss"), (80, "ss"), (128, "ss"), (256, "ss"), (64, "rs"), (256, "rs")]
     with open(path, "w", encoding="ascii") as out:
         out.write(HEADER + "\n".join(wrapper(n, source) for n, source in shapes) + FOOTER)
 

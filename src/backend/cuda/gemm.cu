@@ -442,9 +442,10 @@ __global__ void __launch_bounds__(THREADS, 1) gemm(const __grid_constant__ ra_ge
             copy_units(args, sm);
         } else if (thread == 32 && cluster_ctarank() == 0) {
             const uint32_t units = (uint32_t)args.slab.unit_count * args.slab.kv_count;
-            hand_out(sm, args.slab.counter, units, [&](uint32_t unit, int cta, int4(&word)[4]) {
-                describe_unit(args.slab, unit, cta, word);
-            });
+            hand_out<false>(sm, args.slab.counter, units,
+                            [&](uint32_t unit, int cta, int4(&word)[4]) {
+                                describe_unit(args.slab, unit, cta, word);
+                            });
         }
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();

@@ -32,6 +32,7 @@ typedef struct grad_lists {
     const ra_slab_ref *ref;
     const ra_slab_output *output;
     const ra_slab_unit *unit;
+    const ra_slab_run *run;
     uint16_t *dead; /* masks of dead queries, of one slab */
 } grad_lists;
 
@@ -42,7 +43,7 @@ typedef struct part {
     const void **to;
 } part;
 
-enum { PARTS = 6 };
+enum { PARTS = 7 };
 
 static size_t rounded(size_t bytes)
 {
@@ -87,6 +88,7 @@ static ra_status upload(grad_lists *lists, int group, const ra_cuda_launch *on)
         {host->ref, (size_t)host->ref_count * sizeof *host->ref, &to[3]},
         {host->output, (size_t)host->output_count * sizeof *host->output, &to[4]},
         {host->unit, (size_t)host->unit_count * sizeof *host->unit, &to[5]},
+        {host->run, (size_t)host->run_count * sizeof *host->run, &to[6]},
     };
     size_t bytes = 0;
     char *staging = NULL;
@@ -104,6 +106,7 @@ static ra_status upload(grad_lists *lists, int group, const ra_cuda_launch *on)
     lists->ref = to[3];
     lists->output = to[4];
     lists->unit = to[5];
+    lists->run = to[6];
     return RA_OK;
 }
 
@@ -174,12 +177,14 @@ static ra_tensor blocks_of(char *memory, ra_dtype dtype, int64_t slots)
 }
 
 /* A source without keys has no tensors; its maps are never used. */
-static ra_status encode_sources(const ra_grad_job *job, ra_score_args *score, ra_gemm_args *gemm)
+static ra_status encode_sources(const ra_grad_job *job, bool runs, ra_score_args *score,
+                                ra_gemm_args *gemm)
 {
+    int keys = runs ? RA_STEP : RA_BLOCK_KEYS, slabs = runs ? 2 : 1;
     for (int i = 0; i < RA_SOURCE_COUNT; i++) {
         if (job->k[i].data) {
-            RA_TRY(ra_tensor_map_encode(&job->k[i], RA_BLOCK_KEYS, 1, &score->k[i]));
-            RA_TRY(ra_tensor_map_encode(&job->v[i], RA_BLOCK_KEYS, 1, &score->v[i]));
+            RA_TRY(ra_tensor_map_encode(&job->k[i], keys, slabs, &score->k[i]));
+            RA_TRY(ra_tensor_map_encode(&job->v[i], keys, slabs, &score->v[i]));
             RA_TRY(ra_tensor_map_encode(&job->k[i], RA_STEP, 2, &gemm->k[i]));
             RA_TRY(ra_add_map_encode(&job->dk[i], &gemm->add_dk[i]));
             RA_TRY(ra_add_map_encode(&job->dv[i], &gemm->add_dv[i]));
@@ -190,15 +195,17 @@ static ra_status encode_sources(const ra_grad_job *job, ra_score_args *score, ra
     return RA_OK;
 }
 
+/* runs: of the score kernel for runs. */
 static ra_status encode_args(const ra_grad_job *job, const ra_cuda_work *work, char *workspace,
-                             int64_t slots, ra_score_args *score, ra_gemm_args *gemm)
+                             int64_t slots, bool runs, ra_score_args *score, ra_gemm_args *gemm)
 {
+    int rows = runs ? RA_STEP : RA_BLOCK_ROWS, slabs = runs ? 2 : 1;
     ra_tensor p = blocks_of(workspace, job->q.dtype, slots);
     ra_tensor ds = blocks_of(workspace + slots * HALF_BYTES, job->q.dtype, slots);
-    RA_TRY(ra_tensor_map_encode(&job->q, RA_BLOCK_ROWS, 1, &score->q));
-    RA_TRY(ra_tensor_map_encode(&job->dout, RA_BLOCK_ROWS, 1, &score->dout));
-    RA_TRY(ra_tensor_map_encode(&p, RA_ADD_ROWS, 2, &score->p));
-    RA_TRY(ra_tensor_map_encode(&ds, RA_ADD_ROWS, 2, &score->ds));
+    RA_TRY(ra_tensor_map_encode(&job->q, rows, slabs, &score->q));
+    RA_TRY(ra_tensor_map_encode(&job->dout, rows, slabs, &score->dout));
+    RA_TRY(ra_tensor_map_encode(&p, RA_ADD_ROWS, 3 - slabs, &score->p));
+    RA_TRY(ra_tensor_map_encode(&ds, RA_ADD_ROWS, 3 - slabs, &score->ds));
     RA_TRY(ra_tensor_map_encode(&job->q, RA_STEP, 2, &gemm->q));
     RA_TRY(ra_tensor_map_encode(&job->dout, RA_STEP, 2, &gemm->dout));
     RA_TRY(ra_tensor_map_encode(&ds, RA_BLOCK_ROWS, 1, &gemm->ds_rows));
@@ -209,7 +216,7 @@ static ra_status encode_args(const ra_grad_job *job, const ra_cuda_work *work, c
     score->delta = view_of(&job->delta);
     score->reach = work->reach;
     gemm->dq = view_of(&job->dq);
-    return encode_sources(job, score, gemm);
+    return encode_sources(job, runs, score, gemm);
 }
 
 /* A job whose rows all go on has no results. */
@@ -238,10 +245,12 @@ static ra_grad_slab slab_of(const grad_lists *lists, const ra_slab *slab, const 
         .ref = lists->ref,
         .output = lists->output,
         .unit = lists->unit + slab->unit_first,
+        .run = lists->run + slab->run_first,
         .strip_first = slab->strip_first,
         .strip_count = slab->strip_count,
         .block_count = slab->block_count,
         .unit_count = slab->unit_count,
+        .run_count = slab->run_count,
         .kv_count = host->kv_heads,
         .group = group,
         .pairs = group / host->units_heads,
@@ -254,6 +263,13 @@ static ra_grad_slab slab_of(const grad_lists *lists, const ra_slab *slab, const 
 
 /* ---- the chain */
 
+static ra_status launch_score(const ra_score_args *args, ra_dtype dtype, int clusters,
+                              cudaStream_t stream)
+{
+    return args->slab.run_count > 0 ? ra_grad_score_256(args, dtype, clusters, stream)
+                                    : ra_grad_score(args, dtype, clusters, stream);
+}
+
 static ra_status run_chain(const grad_lists *lists, const ra_grad_job *job,
                            const ra_cuda_work *work, const ra_cuda_launch *at)
 {
@@ -262,7 +278,7 @@ static ra_status run_chain(const grad_lists *lists, const ra_grad_job *job,
     char *workspace = at->workspace;
     ra_score_args score = {0};
     ra_gemm_args gemm = {0};
-    RA_TRY(encode_args(job, work, workspace, slots, &score, &gemm));
+    RA_TRY(encode_args(job, work, workspace, slots, lists->host.run_count > 0, &score, &gemm));
     RA_TRY(encode_results(&job->to, &gemm));
     RA_CUDA_TRY(cudaMemsetAsync(at->counters, 0, 2 * sizeof *at->counters, at->stream));
     for (int kv = 0; kv < work->kv_heads; kv += lists->host.kv_heads) {
@@ -275,7 +291,7 @@ static ra_status run_chain(const grad_lists *lists, const ra_grad_job *job,
                 slab.next_counter = at->counters + (launches + 1) % 2;
                 score.slab = gemm.slab = slab;
                 RA_TRY(second ? ra_grad_gemm(&gemm, job->q.dtype, clusters, at->stream)
-                              : ra_grad_score(&score, job->q.dtype, clusters, at->stream));
+                              : launch_score(&score, job->q.dtype, clusters, at->stream));
             }
         }
     }

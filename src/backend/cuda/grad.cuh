@@ -35,7 +35,8 @@ enum {
     EMPTY = FULL + STAGES,
     UNIT_FULL = EMPTY + STAGES,
     UNIT_EMPTY = UNIT_FULL + UNIT_SLOTS,
-    LSE_FULL = UNIT_EMPTY + UNIT_SLOTS, /* and spans */
+    UNIT_ENDS = UNIT_EMPTY + UNIT_SLOTS,
+    LSE_FULL = UNIT_ENDS + UNIT_SLOTS, /* and spans */
     LSE_EMPTY,
     DELTA_FULL,
     DELTA_EMPTY,
@@ -51,18 +52,19 @@ struct shared {
     __device__ __forceinline__ uint32_t stage(int i) const { return base + i * STAGE_BYTES; }
 };
 
-/* A place in the ring of stages. */
-struct ring_place {
+/* A place in a ring of N stages. */
+template <int N> struct place_in_ring {
     int stage = 0;
     uint32_t parity = 0;
     __device__ __forceinline__ void next()
     {
-        if (++stage == STAGES) {
+        if (++stage == N) {
             stage = 0;
             parity ^= 1;
         }
     }
 };
+using ring_place = place_in_ring<STAGES>;
 
 /* A warpgroup is done with a stage: a thread each tells the loaders of both CTAs. */
 RA_PTX void release_stage(shared sm, int stage, int thread)
@@ -75,8 +77,9 @@ RA_PTX void release_stage(shared sm, int stage, int thread)
 /* ---- units: 64 bytes a CTA, of which the first word is not 0 */
 
 /* One thread of the cluster's first CTA: takes units in order for both CTAs. describe(unit, cta,
- * words) fills in what one CTA gets. */
-template <typename F>
+ * words) fills in what one CTA gets. LATE: takes the next one when the copies of the last one end,
+ * not away from clusters that end sooner. */
+template <bool LATE, typename F>
 RA_PTX void hand_out(shared sm, uint32_t *counter, uint32_t unit_count, F describe)
 {
 #pragma unroll 1
@@ -101,6 +104,9 @@ RA_PTX void hand_out(shared sm, uint32_t *counter, uint32_t unit_count, F descri
         if (unit >= unit_count) {
             break;
         }
+        if constexpr (LATE) {
+            mbarrier_wait(sm.bar(UNIT_ENDS + slot), n / UNIT_SLOTS & 1);
+        }
     }
 }
 
@@ -118,6 +124,14 @@ template <typename U> struct unit_reader {
     __device__ __forceinline__ const U *unit(shared sm) const
     {
         return (const U *)(sm.bytes + AT_UNIT + n % UNIT_SLOTS * UNIT_BYTES);
+    }
+    /* The copies of the unit come to an end: once a unit, by the copying thread, where units are
+     * taken late. */
+    __device__ __forceinline__ void ends(shared sm) const
+    {
+        if (cluster_ctarank() == 0) { /* where units are taken */
+            mbarrier_arrive(sm.bar(UNIT_ENDS + n % UNIT_SLOTS));
+        }
     }
     /* The caller reads the unit no more. speaks: for itself and the threads in step with it. */
     __device__ __forceinline__ void release(shared sm, bool speaks)
@@ -143,6 +157,7 @@ RA_PTX shared open_shared(char *bytes, int readers)
         for (int i = 0; i < UNIT_SLOTS; i++) {
             mbarrier_init(sm.bar(UNIT_FULL + i), 1);
             mbarrier_init(sm.bar(UNIT_EMPTY + i), readers * CTAS);
+            mbarrier_init(sm.bar(UNIT_ENDS + i), 1);
         }
         mbarrier_init(sm.bar(LSE_FULL), ROW_WARPS);
         mbarrier_init(sm.bar(LSE_EMPTY), CONSUMER_WARPS);

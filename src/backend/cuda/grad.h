@@ -28,8 +28,10 @@ typedef struct ra_grad_slab {
     const ra_slab_ref *ref;
     const ra_slab_output *output;
     const ra_slab_unit *unit; /* from the slab's first */
+    const ra_slab_run *run;   /* likewise */
     int strip_first, strip_count, block_count;
     int unit_count;          /* of gemm, of one KV head */
+    int run_count;           /* likewise, of the score kernel for runs; 0: the other one */
     int kv_first, kv_count;  /* KV heads */
     int group;               /* query heads of a KV head */
     int pairs;               /* pairs of units of a KV head: group / 2, or group if that is odd */
@@ -41,8 +43,10 @@ typedef struct ra_grad_slab {
 } ra_grad_slab;
 
 typedef struct ra_score_args {
-    CUtensorMap q, dout, k[RA_SOURCE_COUNT], v[RA_SOURCE_COUNT]; /* copies of 128 x one slab */
-    CUtensorMap p, ds; /* the workspace: copies of 16 queries x 128 keys */
+    /* Copies of 128 x one slab and, of the workspace, of 16 queries x 128 keys; for runs of 64 x
+     * two slabs and of 16 x 64. */
+    CUtensorMap q, dout, k[RA_SOURCE_COUNT], v[RA_SOURCE_COUNT];
+    CUtensorMap p, ds;
     ra_grad_view lse, delta;
     const ra_work_reach *reach;
     ra_grad_slab slab;
@@ -62,6 +66,8 @@ typedef struct ra_gemm_args {
 /* clusters: of two CTAs, one CTA an SM. */
 ra_status ra_grad_score(const ra_score_args *args, ra_dtype dtype, int clusters,
                         cudaStream_t stream);
+ra_status ra_grad_score_256(const ra_score_args *args, ra_dtype dtype, int clusters,
+                            cudaStream_t stream);
 ra_status ra_grad_gemm(const ra_gemm_args *args, ra_dtype dtype, int clusters, cudaStream_t stream);
 
 #ifdef __cplusplus

@@ -10,14 +10,12 @@
  * p stays in registers until ds needs it. What is known of each row is fetched by two more warps, a
  * unit ahead: a product must not wait for memory that only the arithmetic behind it reads.
  */
-#include "backend/cuda/grad.cuh"
+#include "backend/cuda/score.cuh"
 
 using namespace grad;
 
 namespace
 {
-
-constexpr float LOG2E = 1.44269504088896341f;
 
 /* What one CTA computes. */
 struct score_unit {
@@ -101,16 +99,14 @@ RA_PTX void copy_units(const ra_score_args &args, shared sm, int chunks)
 
 constexpr int LANE_ROWS = RA_BLOCK_ROWS / 32;
 
-/* Keys [begin, end) of the block that a row sees, in two bytes; none is 0. */
-RA_PTX uint32_t span_of(const ra_work_reach *reach, const score_unit *u, int row, float lse)
+/* Which keys of the block a row sees. */
+RA_PTX uint32_t span_in_block(const ra_work_reach *reach, const score_unit *u, int row, float lse)
 {
     if (row >= u->count || lse == -INFINITY) {
         return 0;
     }
     const int2 sees = __ldg((const int2 *)(reach + u->reach + row));
-    const int begin = max(sees.x - u->k_pos, 0);
-    const int end = min(sees.y - u->k_pos, u->k_count);
-    return begin < end ? begin | end << 8 : 0;
+    return span_of(sees.x - u->k_pos, sees.y - u->k_pos, u->k_count);
 }
 constexpr uint32_t WHOLE_SPANS = 0x80008000u; /* of two rows */
 static_assert(RA_BLOCK_KEYS == 0x80, "the span of a row that sees the whole block");
@@ -138,7 +134,7 @@ RA_PTX void fetch_unit_rows(const ra_score_args &args, shared sm, const score_un
     load_rows(x, args.lse, u, head, row);
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; i++) {
-        span[i] = span_of(args.reach, u, row + 32 * i, x[i]);
+        span[i] = span_in_block(args.reach, u, row + 32 * i, x[i]);
     }
     mbarrier_wait(sm.bar(LSE_EMPTY), parity ^ 1);
     uint32_t *dead = (uint32_t *)(args.slab.dead + u->dead + side * u->dead_step);
@@ -179,10 +175,6 @@ RA_PTX void fetch_rows(const ra_score_args &args, shared sm, int side, int lane)
     }
 }
 
-/* What a thread knows of its two rows, eight apart, of 16 of a warp. */
-struct row_values {
-    float a, b;
-};
 RA_PTX row_values rows_at(shared sm, int from, int row)
 {
     const volatile float *x = (const volatile float *)(sm.bytes + from) + row;
@@ -196,16 +188,6 @@ RA_PTX uint32_t spans_at(shared sm, int row)
 
 /* ---- arithmetic on half a phase */
 
-template <typename E> RA_PTX float2 unpack(uint32_t pair);
-template <> __device__ __forceinline__ float2 unpack<__nv_bfloat16>(uint32_t pair)
-{
-    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-}
-template <> __device__ __forceinline__ float2 unpack<__half>(uint32_t pair)
-{
-    return __half22float2(*(const __half2 *)&pair);
-}
-
 /* Where a warp's 16 x 128 values go. */
 struct half_place {
     const CUtensorMap *map;
@@ -213,56 +195,16 @@ struct half_place {
     int row, slot; /* of the block in the workspace */
 };
 
-/* acc becomes p (x: lse in base 2) or ds (x: delta), is rounded and stored; p is kept. */
+/* p or ds, rounded, to the workspace. */
 template <typename E, bool MASKED, bool DS>
 RA_PTX void finish_half(float (&acc)[64], uint32_t (&p)[32], half_place to, float scale,
                         row_values x, uint32_t spans, int lane)
 {
-    const uint32_t row = to.staging + (lane & 15) * 128;
-    const int own = (lane & 3) * 2;
-    const int begin_a = (int)(spans & 0xff) - own,
-              count_a = (int)(spans >> 8 & 0xff) - own - begin_a;
-    const int begin_b = (int)(spans >> 16 & 0xff) - own,
-              count_b = (int)(spans >> 24) - own - begin_b;
     if (lane == 0) {
         cp_async_bulk_wait_group_read<0>(); /* the last store has left the staging memory */
     }
     __syncwarp();
-#pragma unroll
-    for (int j = 0; j < 16; j += 2) { /* 16 columns */
-        uint32_t out[4];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int i = (j + h) * 4, column = (j + h) * 8;
-            float y[4];
-            if constexpr (DS) {
-                const float2 pa = unpack<E>(p[i / 2]), pb = unpack<E>(p[i / 2 + 1]);
-                y[0] = (acc[i] - x.a) * pa.x;
-                y[1] = (acc[i + 1] - x.a) * pa.y;
-                y[2] = (acc[i + 2] - x.b) * pb.x;
-                y[3] = (acc[i + 3] - x.b) * pb.y;
-            } else {
-                y[0] = ex2_approx(fmaf(acc[i], scale, -x.a));
-                y[1] = ex2_approx(fmaf(acc[i + 1], scale, -x.a));
-                y[2] = ex2_approx(fmaf(acc[i + 2], scale, -x.b));
-                y[3] = ex2_approx(fmaf(acc[i + 3], scale, -x.b));
-            }
-            if constexpr (MASKED) { /* by selection: a NaN is gone */
-                y[0] = (uint32_t)(column - begin_a) < (uint32_t)count_a ? y[0] : 0.0f;
-                y[1] = (uint32_t)(column + 1 - begin_a) < (uint32_t)count_a ? y[1] : 0.0f;
-                y[2] = (uint32_t)(column - begin_b) < (uint32_t)count_b ? y[2] : 0.0f;
-                y[3] = (uint32_t)(column + 1 - begin_b) < (uint32_t)count_b ? y[3] : 0.0f;
-            }
-            out[2 * h] = cvt_rn_x2<E>(y[0], y[1]);
-            out[2 * h + 1] = cvt_rn_x2<E>(y[2], y[3]);
-            if constexpr (!DS) {
-                p[i / 2] = out[2 * h];
-                p[i / 2 + 1] = out[2 * h + 1];
-            }
-        }
-        const uint32_t chunk = (uint32_t)((j & 7) + (lane >> 4)) ^ (lane & 7);
-        stmatrix_x4(row + j / 8 * 2048 + (chunk << 4), out[0], out[1], out[2], out[3]);
-    }
+    round_rows<E, MASKED, DS>(acc, p, to.staging, scale, x, spans, lane);
     fence_proxy_async();
     __syncwarp();
     if (lane == 0) {
@@ -423,7 +365,7 @@ __global__ void __launch_bounds__(THREADS, 1) score(const __grid_constant__ ra_s
             const ra_grad_slab &slab = args.slab;
             const uint32_t units =
                 (uint32_t)((slab.block_count + 1) / 2) * slab.pairs * slab.kv_count;
-            hand_out(sm, slab.counter, units, [&](uint32_t unit, int cta, int4(&word)[4]) {
+            hand_out<false>(sm, slab.counter, units, [&](uint32_t unit, int cta, int4(&word)[4]) {
                 describe_unit(args.slab, unit, cta, word);
             });
         } else if (thread >= WARPGROUP - 32 * ROW_WARPS) {

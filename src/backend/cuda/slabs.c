@@ -302,7 +302,8 @@ static ra_status build(ra_slab_builder *b, int32_t **cursor)
     RA_TRY(RA_NEW(&b->end, b->block_count));
     RA_TRY(RA_NEW(&b->best, b->block_count));
     RA_TRY(choose(b, *cursor));
-    return ra_slab_lists(b);
+    RA_TRY(ra_slab_lists(b));
+    return b->layout->chan == RA_RUN_CHAN ? ra_slab_runs(b) : RA_OK;
 }
 
 ra_status ra_slabs_build(const ra_cover *cover, const ra_work *work, const ra_slab_layout *layout,
@@ -340,6 +341,7 @@ void ra_slabs_free(ra_slabs *slabs)
     ra_free(slabs->ref);
     ra_free(slabs->output);
     ra_free(slabs->unit);
+    ra_free(slabs->run);
     ra_free(slabs->slab);
     *slabs = (ra_slabs){0};
 }

@@ -19,6 +19,7 @@ enum {
     RA_STEP = 64,          /* depth of one step of a product, along keys or queries */
     RA_PRODUCT_CHAN = 256, /* channels of a tile of a result */
     RA_BLOCK_BYTES = 2 * RA_BLOCK_ROWS * RA_BLOCK_KEYS * 2, /* p and ds */
+    RA_RUN_CHAN = 256, /* the head_dim whose scores are computed run after run */
 };
 
 /* Consecutive queries of one piece, for two units: two heads of a group and up to 128 queries, or,
@@ -39,6 +40,13 @@ typedef struct ra_slab_tile {
 typedef struct ra_slab_block {
     int32_t strip, tile;
 } ra_slab_block;
+
+/* Consecutive blocks of one strip, whose scores a pair of CTAs computes one after the other. */
+typedef struct ra_slab_run {
+    int32_t strip;
+    int32_t first, count; /* blocks, counted from the slab's first */
+    int32_t steps;        /* of 64 keys */
+} ra_slab_run;
 
 /* One strip of the sum of a key tile, for both CTAs of a pair. */
 typedef struct ra_slab_ref {
@@ -75,6 +83,7 @@ typedef struct ra_slab {
     int32_t strip_first, strip_count; /* the strips of its blocks lie in this range */
     int32_t block_first, block_count;
     int32_t unit_first, unit_count; /* of one KV head */
+    int32_t run_first, run_count;
 } ra_slab;
 
 /* What a plan depends on but for the cover. */
@@ -88,13 +97,15 @@ typedef struct ra_slabs {
     int32_t kv_heads;    /* of one slab; divides those of the layer */
     int32_t units_heads; /* heads of a pair of units: 2, or 1 where the group is odd */
     double cost;         /* predicted, in steps of 64 x 128 x 256 on every SM */
-    int64_t strip_count, tile_count, block_count, ref_count, output_count, unit_count, slab_count;
+    int64_t strip_count, tile_count, block_count, ref_count, output_count, unit_count, run_count,
+        slab_count;
     ra_slab_strip *strip;
     ra_slab_tile *tile;
     ra_slab_block *block; /* slab after slab */
     ra_slab_ref *ref;
     ra_slab_output *output;
     ra_slab_unit *unit;
+    ra_slab_run *run; /* none but for RA_RUN_CHAN; of a slab the longest first */
     ra_slab *slab;
 } ra_slabs;
 

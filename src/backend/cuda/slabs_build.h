@@ -1,6 +1,6 @@
 /*
- * Between the two halves of the plan of slabs: what slabs.c chose and slabs_lists.c writes down.
- * Private to them.
+ * Between the parts of the plan of slabs: what slabs.c chose and slabs_lists.c and slabs_runs.c
+ * write down. Private to them.
  */
 #ifndef RA_BACKEND_CUDA_SLABS_BUILD_H
 #define RA_BACKEND_CUDA_SLABS_BUILD_H
@@ -20,7 +20,7 @@ typedef struct ra_slab_builder {
     ra_slabs *out;
     int pairs, parts; /* of units of a KV head; of channels */
     int64_t strip_capacity, block_capacity, ref_capacity, output_capacity, unit_capacity,
-        slab_capacity;
+        run_capacity, slab_capacity;
     int32_t *tile_first;  /* [k_count] */
     ra_slab_block *block; /* by strip and tile; out->block is by slab */
     int64_t block_count;
@@ -54,6 +54,16 @@ double ra_slab_cost(const ra_slab_builder *b, const ra_slab_tally *t, int kv_hea
 /* Is adding up bound by memory and not by products? */
 bool ra_slab_memory_bound(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads);
 
+/* How many units take how many steps. */
+typedef struct ra_slab_size {
+    double steps;
+    int64_t units;
+} ra_slab_size;
+
+/* When the last of these units ends, each `more` steps longer: longest first, each to the cluster
+ * that is free first. Sorts them. load: scratch, [clusters]. */
+double ra_slab_end(ra_slab_size *size, int64_t count, double more, double *load, int64_t clusters);
+
 /* The cost of all slabs of the cut at hand, by playing the units through in their order. Takes time
  * for every unit, so for no more blocks than RA_SLAB_PLAY_MAX. */
 enum { RA_SLAB_PLAY_MAX = 1 << 15 };
@@ -61,5 +71,7 @@ ra_status ra_slab_play(ra_slab_builder *b, int kv_heads, double *cost);
 
 /* The blocks, outputs, refs and units of every slab chosen. */
 ra_status ra_slab_lists(ra_slab_builder *b);
+/* Then their runs. */
+ra_status ra_slab_runs(ra_slab_builder *b);
 
 #endif

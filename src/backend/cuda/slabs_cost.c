@@ -101,15 +101,9 @@ bool ra_slab_memory_bound(const ra_slab_builder *b, const ra_slab_tally *t, int 
 
 /* ---- the units of a cut, played through */
 
-/* How many units take how many steps. */
-typedef struct size_class {
-    double steps;
-    int64_t units;
-} size_class;
-
 static int compare_size(const void *a, const void *b)
 {
-    double left = ((const size_class *)a)->steps, right = ((const size_class *)b)->steps;
+    double left = ((const ra_slab_size *)a)->steps, right = ((const ra_slab_size *)b)->steps;
     return (left < right) - (left > right);
 }
 
@@ -131,8 +125,7 @@ static void sink(double *load, int64_t count)
     }
 }
 
-/* Longest first, each to the cluster that is free first; when the last ends. */
-static double play(size_class *size, int64_t count, double *load, int64_t clusters)
+double ra_slab_end(ra_slab_size *size, int64_t count, double more, double *load, int64_t clusters)
 {
     double end = 0;
     qsort(size, (size_t)count, sizeof *size, compare_size);
@@ -141,7 +134,7 @@ static double play(size_class *size, int64_t count, double *load, int64_t cluste
     }
     for (int64_t i = 0; i < count; i++) {
         for (int64_t unit = 0; unit < size[i].units; unit++) {
-            load[0] += size[i].steps + EPILOGUE_STEPS;
+            load[0] += size[i].steps + more;
             end = load[0] > end ? load[0] : end;
             sink(load, clusters);
         }
@@ -151,7 +144,7 @@ static double play(size_class *size, int64_t count, double *load, int64_t cluste
 
 /* The sizes in groups [from, to), and what else the cost needs. */
 static int64_t sizes_of(ra_slab_builder *b, int32_t from, int32_t to, int kv_heads,
-                        size_class *size, ra_slab_tally *t)
+                        ra_slab_size *size, ra_slab_tally *t)
 {
     int64_t count = 0, low = b->out->tile_count, high = 0;
     for (int32_t i = from; i < to; i++) {
@@ -164,7 +157,7 @@ static int64_t sizes_of(ra_slab_builder *b, int32_t from, int32_t to, int kv_hea
             low = ra_min_i64(low, tile);
             high = ra_max_i64(high, tile + 1);
         }
-        size[count++] = (size_class){(double)steps, (int64_t)b->pairs * kv_heads * b->parts};
+        size[count++] = (ra_slab_size){(double)steps, (int64_t)b->pairs * kv_heads * b->parts};
         t->blocks += g->count;
         t->strips++;
     }
@@ -178,7 +171,7 @@ static int64_t sizes_of(ra_slab_builder *b, int32_t from, int32_t to, int kv_hea
             open = refs;
         } else if (refs > 0) {
             double steps = 4.0 * b->pairs * (double)ra_max_i64(refs, open);
-            size[count++] = (size_class){steps, 2 * (int64_t)kv_heads * b->parts};
+            size[count++] = (ra_slab_size){steps, 2 * (int64_t)kv_heads * b->parts};
             open = 0;
         }
     }
@@ -187,7 +180,7 @@ static int64_t sizes_of(ra_slab_builder *b, int32_t from, int32_t to, int kv_hea
 
 ra_status ra_slab_play(ra_slab_builder *b, int kv_heads, double *cost)
 {
-    size_class *size = NULL;
+    ra_slab_size *size = NULL;
     double *load = NULL;
     RA_TRY(RA_NEW(&size, b->group_count + b->out->tile_count));
     ra_status status = RA_NEW(&load, b->layout->clusters);
@@ -197,7 +190,7 @@ ra_status ra_slab_play(ra_slab_builder *b, int kv_heads, double *cost)
         for (int32_t i = 0; i < b->end_count; i++) {
             ra_slab_tally t = {0};
             int64_t count = sizes_of(b, i ? b->end[i - 1] : 0, b->end[i], kv_heads, size, &t);
-            double steps = play(size, count, load, b->layout->clusters);
+            double steps = ra_slab_end(size, count, EPILOGUE_STEPS, load, b->layout->clusters);
             *cost += whole_cost(b, &t, kv_heads, steps);
         }
     }
