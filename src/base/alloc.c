@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/mathx.h"
 
@@ -40,6 +41,25 @@ static void probe_add(long long bytes)
     }
 }
 
+/* From LARGE on, in huge pages where the machine grants them: kernels walk over tiles with a page
+ * between rows, and more small pages than it remembers would have to be looked up. */
+static header *take(size_t bytes)
+{
+    enum { LARGE = 1 << 20, HUGE_PAGE = 2 << 20 };
+    if (bytes < LARGE) {
+        return aligned_alloc(RA_ALIGN_BYTES, bytes);
+    }
+    size_t whole = (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    if (whole < bytes) {
+        return NULL;
+    }
+    header *base = aligned_alloc(HUGE_PAGE, whole);
+    if (base) {
+        (void)madvise(base, whole, MADV_HUGEPAGE); /* a wish: refusing it costs time alone */
+    }
+    return base;
+}
+
 ra_status ra_alloc(size_t count, size_t bytes, void *out)
 {
     size_t total, padded;
@@ -51,7 +71,7 @@ ra_status ra_alloc(size_t count, size_t bytes, void *out)
     void *memory = NULL;
     if (total > 0) {
         padded = padded / RA_ALIGN_BYTES * RA_ALIGN_BYTES;
-        header *base = probe_refuses() ? NULL : aligned_alloc(RA_ALIGN_BYTES, padded);
+        header *base = probe_refuses() ? NULL : take(padded);
         if (!base) {
             return RA_FAIL(RA_E_NOMEM, "%zu bytes of host memory: allocation failed", total);
         }

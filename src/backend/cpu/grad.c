@@ -271,15 +271,14 @@ static void add_transposed(const key_tile *tile, const query_block *block, const
     multiply(tile, &product);
 }
 
-/* The sums of dq that the block adds to, unless another worker is still to write them. */
+/* The rows that the block's part of dq goes to, unless another worker is still to write them. */
 static ra_ahead sums_ahead(const key_tile *tile, const query_block *b)
 {
     const grad_run *run = tile->run;
+    const ra_tensor *to = b->fresh && b->final ? &run->job->to.dq : &run->job->dq;
     ra_ahead ahead = ra_ahead_of(b->count, run->chan_padded / run->cpu->level->nr);
-    bool ready =
-        !tile->before || atomic_load_explicit(tile->before, memory_order_acquire) > b->number;
-    if (ready && !b->fresh) {
-        ra_ahead_add(&ahead, ra_tile_rows(&run->job->dq, b->piece, b->head, b->pos, b->count));
+    if (!tile->before || atomic_load_explicit(tile->before, memory_order_acquire) > b->number) {
+        ra_ahead_add(&ahead, ra_tile_rows(to, b->piece, b->head, b->pos, b->count));
     }
     return ahead;
 }
