@@ -298,7 +298,7 @@ __global__ void product_kernel(const float *a, const float *b, float *out)
         d[i] = 1.0f;
     }
     wgmma_fence_operand(d);
-    const uint64_t db = opaque(descriptor(TB ? descriptor_low_mn(smem_address(tile_b), 16 * 128)
+    const uint64_t db = descriptor(opaque(TB ? descriptor_low_mn(smem_address(tile_b), 16 * 128)
                                              : descriptor_low_k(smem_address(tile_b))));
     const uint64_t da = descriptor(TA ? descriptor_low_mn(smem_address(tile_a), 16 * 128)
                                       : descriptor_low_k(smem_address(tile_a)));

@@ -126,6 +126,8 @@ __global__ void __launch_bounds__(THREADS, 1) fold_512(const __grid_constant__ f
             mbarrier_init(sm.bar(P_FULL + i), 4);
             mbarrier_init(sm.bar(P_EMPTY + i), 8);
         }
+        mbarrier_init(sm.bar(END_FULL), 4);
+        mbarrier_init(sm.bar(END_EMPTY), 8);
         for (int i = 0; i < UNIT_SLOTS; i++) {
             mbarrier_init(sm.bar(UNIT_FULL + i), 1);
             mbarrier_init(sm.bar(UNIT_EMPTY + i), UNIT_READERS * CTAS);
@@ -151,9 +153,12 @@ __global__ void __launch_bounds__(THREADS, 1) fold_512(const __grid_constant__ f
     } else if (warpgroup == 1) {
         setmaxnreg_inc<SCORE_REGISTERS>();
         score_role<E, CTAS>(args, sm).run();
+    } else if (warpgroup == 2) {
+        setmaxnreg_inc<OUTPUT_REGISTERS>();
+        output_role<E, CTAS, 0>(args, sm).run();
     } else {
         setmaxnreg_inc<OUTPUT_REGISTERS>();
-        output_role<E, CTAS>(args, sm, warpgroup - 2).run();
+        output_role<E, CTAS, 1>(args, sm).run();
     }
     if constexpr (CTAS > 1) { /* nobody leaves while another CTA may still write to it */
         __syncwarp();

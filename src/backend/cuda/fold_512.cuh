@@ -31,9 +31,9 @@ constexpr int TILE_SLOTS = 4;
 /* Shared memory, from a base aligned to 1024. */
 constexpr int AT_Q = 0, AT_K = AT_Q + Q_BYTES, AT_V = AT_K + RING * SLOT_BYTES,
               AT_P = AT_V + RING * SLOT_BYTES, AT_SCALE = AT_P + P_STAGES * P_BYTES,
-              AT_REACH = AT_SCALE + P_STAGES * ROWS * 4, AT_UNIT = AT_REACH + ROWS * 8,
-              AT_TILE = AT_UNIT + UNIT_SLOTS * UNIT_BYTES, AT_STAGE = AT_TILE + TILE_SLOTS * 16,
-              AT_BARRIER = AT_STAGE + P_STAGES * 8;
+              AT_INVERSE = AT_SCALE + P_STAGES / 2 * ROWS * 4, AT_REACH = AT_INVERSE + ROWS * 4,
+              AT_LSE = AT_REACH + 2 * ROWS * 8, AT_UNIT = AT_LSE + ROWS * 4,
+              AT_TILE = AT_UNIT + UNIT_SLOTS * UNIT_BYTES, AT_BARRIER = AT_TILE + TILE_SLOTS * 16;
 /* Barriers. */
 enum {
     Q_FULL, /* one a slab: the next unit's follow those of this one as these are used up */
@@ -44,7 +44,9 @@ enum {
     V_EMPTY = V_FULL + RING,
     P_FULL = V_EMPTY + RING,
     P_EMPTY = P_FULL + P_STAGES,
-    UNIT_FULL = P_EMPTY + P_STAGES,
+    END_FULL = P_EMPTY + P_STAGES, /* the inverse sums of a unit */
+    END_EMPTY,
+    UNIT_FULL,
     UNIT_EMPTY = UNIT_FULL + UNIT_SLOTS,
     BARRIERS = UNIT_EMPTY + UNIT_SLOTS,
 };
@@ -69,16 +71,14 @@ struct shared {
     {
         return unit_reader<UNIT_SLOTS>{(const fold_unit *)(bytes + AT_UNIT)};
     }
+    __device__ __forceinline__ int2 *reach(uint32_t unit) const
+    {
+        return (int2 *)(bytes + AT_REACH) + unit % 2 * ROWS;
+    }
     __device__ __forceinline__ tile_info *tile(uint32_t n) const
     {
         return (tile_info *)(bytes + AT_TILE) + n % TILE_SLOTS;
     }
-};
-
-/* What travels with a pair of probability stages to the output warpgroups. */
-struct stage_info {
-    int count; /* keys of the run from the tile's first on */
-    int last;
 };
 
 } // namespace fold512

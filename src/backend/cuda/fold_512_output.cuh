@@ -10,15 +10,15 @@
 namespace fold512
 {
 
-template <typename E, int CTAS> struct output_role {
+/* HALF: columns from 256 * HALF on. A constant, so that descriptors are in uniform registers. */
+template <typename E, int CTAS, int HALF> struct output_role {
     const fold_args &args;
     shared sm;
-    int half, thread, lane, row;
-    uint32_t stage = 0, stage_parity = 0;
-    uint32_t behind = 0; /* the next stage to give back */
+    int thread, lane, row;
+    uint32_t tile = 0; /* over all units */
 
-    __device__ __forceinline__ output_role(const fold_args &args_, shared sm_, int half_)
-        : args(args_), sm(sm_), half(half_), thread(threadIdx.x % WARPGROUP), lane(thread % 32),
+    __device__ __forceinline__ output_role(const fold_args &args_, shared sm_)
+        : args(args_), sm(sm_), thread(threadIdx.x % WARPGROUP), lane(thread % 32),
           row(thread / 32 * 16 + lane / 4)
     {
     }
@@ -27,22 +27,22 @@ template <typename E, int CTAS> struct output_role {
     {
         release_slot<CTAS>(sm.bar(V_EMPTY) + 8 * (step % RING), thread);
     }
-    __device__ __forceinline__ void release_stage()
+    __device__ __forceinline__ void release(int bar, uint32_t n)
     {
         __syncwarp();
         if (lane == 0) {
-            mbarrier_arrive(sm.bar(P_EMPTY) + 8 * behind);
+            mbarrier_arrive(sm.bar(bar) + 8 * n);
         }
-        behind = (behind + 1) % P_STAGES;
     }
-    __device__ __forceinline__ void next_stage()
+    /* Where half `part` of the tile's probabilities is. */
+    __device__ __forceinline__ uint32_t stage(int part) const { return tile % 2 * 2 + part; }
+    __device__ __forceinline__ void wait_stage(int part)
     {
-        stage = (stage + 1) % P_STAGES;
-        stage_parity ^= stage == 0;
+        mbarrier_wait(sm.bar(P_FULL) + 8 * stage(part), tile / 2 & 1);
     }
-    __device__ __forceinline__ float2 factors() const
+    __device__ __forceinline__ float2 factors(uint32_t at) const
     {
-        const float *from = (const float *)(sm.bytes + AT_SCALE) + stage * ROWS + row;
+        const float *from = (const float *)(sm.bytes + at) + row;
         return make_float2(from[0], from[8]);
     }
 
@@ -57,11 +57,7 @@ template <typename E, int CTAS> struct output_role {
             }
         }
         fence_proxy_async();
-        if (half == 0) {
-            bar_sync<1, WARPGROUP>();
-        } else {
-            bar_sync<2, WARPGROUP>();
-        }
+        bar_sync<1 + HALF, WARPGROUP>();
     }
 
     static __device__ __forceinline__ void multiply(float (&x)[64], float2 f)
@@ -78,9 +74,8 @@ template <typename E, int CTAS> struct output_role {
     /* Passes over the second half of a tile that has no keys there. */
     __device__ __forceinline__ void pass()
     {
-        mbarrier_wait(sm.bar(P_FULL) + 8 * stage, stage_parity);
-        next_stage();
-        release_stage();
+        wait_stage(1);
+        release(P_EMPTY, stage(1));
 #pragma unroll
         for (int slot = 0; slot < RING; slot++) {
             mbarrier_wait(sm.bar(V_FULL) + 8 * slot, 1);
@@ -102,13 +97,13 @@ template <typename E, int CTAS> struct output_role {
             if (part == 1 && last && keys <= TILE / 2) {
                 return LAST_HALF;
             }
-            mbarrier_wait(sm.bar(P_FULL) + 8 * stage, stage_parity);
+            wait_stage(part);
             if (part == 0) {
-                const stage_info *info = (const stage_info *)(sm.bytes + AT_STAGE) + stage;
+                const tile_info *info = sm.tile(tile);
                 keys = info->count;
                 last = info->last;
-                const float2 f = factors();
-                if (__any_sync(~0u, f.x != 1.0f || f.y != 1.0f)) {
+                const float2 f = factors(AT_SCALE + tile % 2 * ROWS * 4);
+                if (__builtin_expect(__any_sync(~0u, f.x != 1.0f || f.y != 1.0f), 0)) {
                     wgmma_wait_group<0>();
                     wgmma_fence_operand(left);
                     wgmma_fence_operand(right);
@@ -116,27 +111,26 @@ template <typename E, int CTAS> struct output_role {
                     multiply(right, f);
                 }
             }
-            const uint32_t p = sm.base + AT_P + stage * P_BYTES;
-            next_stage();
+            const uint32_t p = descriptor_low_k(sm.base + AT_P + stage(part) * P_BYTES);
 #pragma unroll
             for (int slot = 0; slot < RING; slot++) { /* 16 keys each */
+                const uint32_t values = sm.base + AT_V + slot * SLOT_BYTES + HALF * HALF_SLOT;
+                const uint32_t a = opaque(p + (slot * 32 >> 4));
+                const uint32_t b = opaque(descriptor_low_mn(values, HALF_SLOT / 4));
                 mbarrier_wait(sm.bar(V_FULL) + 8 * slot, part);
-                const uint32_t values = sm.base + AT_V + slot * SLOT_BYTES + half * HALF_SLOT;
                 const int first = (part * RING + slot) * 16;
-                if (keys < first + 16) {
+                if (__builtin_expect(keys < first + 16, 0)) {
                     clear_tail(values, keys - first);
                 }
-                const uint64_t a = opaque(descriptor(descriptor_low_k(p + slot * 32)));
-                const uint64_t b = opaque(descriptor(descriptor_low_mn(values, HALF_SLOT / 4)));
                 wgmma_fence();
-                wgmma_ss<E, 0, 1>(left, a, b, 1);
-                wgmma_ss<E, 0, 1>(right, a, b + (HALF_SLOT / 2 >> 4), 1);
+                wgmma_ss<E, 0, 1>(left, descriptor(a), descriptor(b), 1);
+                wgmma_ss<E, 0, 1>(right, descriptor(a), descriptor(b + (HALF_SLOT / 2 >> 4)), 1);
                 wgmma_commit_group();
                 wgmma_wait_group<1>();
                 if (part || slot || pending) {
                     release_values(slot + RING - 1);
                     if (slot == 0) {
-                        release_stage();
+                        release(P_EMPTY, stage(part) ^ (part ? 1 : 3)); /* the one before */
                     }
                 }
             }
@@ -147,7 +141,7 @@ template <typename E, int CTAS> struct output_role {
     __device__ __forceinline__ void store(const fold_unit *unit, int head, const float (&left)[64],
                                           const float (&right)[64], float2 inverse)
     {
-        const int column = half * 256, limit = args.channels - column;
+        const int column = HALF * 256, limit = args.channels - column;
         if (unit->item.flags & RA_WORK_FINAL) {
             const row_pair<E> rows = view_rows<E>(args.out, unit, head, row, column);
             store_rows_as<E>(left, rows, inverse, limit, lane);
@@ -161,7 +155,8 @@ template <typename E, int CTAS> struct output_role {
 
     /* One unit, from nothing or from the state that it resumes. Code of its own for each: where
      * accumulators come from must not depend on a branch, or matrix products are serialised. */
-    template <bool FRESH> __device__ __forceinline__ void fold_unit_of(const fold_unit *unit)
+    template <bool FRESH>
+    __device__ __forceinline__ void fold_unit_of(const fold_unit *unit, uint32_t number)
     {
         const int head = unit->head + cluster_rank<CTAS>();
         float left[64], right[64];
@@ -171,27 +166,28 @@ template <typename E, int CTAS> struct output_role {
                 left[i] = right[i] = 0.0f;
             }
         } else {
-            const int column = half * 256, limit = args.channels - column;
+            const int column = HALF * 256, limit = args.channels - column;
             const row_pair<float> rows = view_rows<float>(args.acc, unit, head, row, column);
             load_rows(left, rows, limit, lane);
             load_rows(right, rows.at(128), limit - 128, lane);
         }
         progress done = fold(left, right, false);
         while (done == MORE) {
+            tile++;
             done = fold(left, right, true);
         }
         wgmma_wait_group<0>();
         wgmma_fence_operand(left);
         wgmma_fence_operand(right);
         release_values(V_STEPS - 1);
-        release_stage();
+        release(P_EMPTY, stage(done == LAST));
         if (done == LAST_HALF) {
             pass();
         }
-        mbarrier_wait(sm.bar(P_FULL) + 8 * stage, stage_parity);
-        const float2 inverse = factors();
-        release_stage();
-        next_stage();
+        tile++;
+        mbarrier_wait(sm.bar(END_FULL), number & 1);
+        const float2 inverse = factors(AT_INVERSE);
+        release(END_EMPTY, 0);
         store(unit, head, left, right, inverse);
     }
 
@@ -201,9 +197,9 @@ template <typename E, int CTAS> struct output_role {
         while (reader.wait(sm.units())) {
             const fold_unit *unit = reader.unit();
             if (unit->item.flags & RA_WORK_FRESH) {
-                fold_unit_of<true>(unit);
+                fold_unit_of<true>(unit, reader.n);
             } else {
-                fold_unit_of<false>(unit);
+                fold_unit_of<false>(unit, reader.n);
             }
             __syncwarp();
             reader.release(sm.units(), lane == 0);

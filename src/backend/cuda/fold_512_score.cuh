@@ -20,9 +20,8 @@ template <typename E, int CTAS> struct score_role {
     softmax_rows rows;
     float2 factor;
     float shift0, shift1;
-    uint32_t stage = 0, stage_parity = 1;
     unit_reader<UNIT_SLOTS> reader; /* of the unit that the softmax is in */
-    uint32_t tile = 0;              /* tiles the softmax has begun, over all units */
+    uint32_t tile = 0;              /* that the softmax is in, over all units */
 
     __device__ __forceinline__ score_role(const fold_args &args_, shared sm_)
         : args(args_), sm(sm_), thread(threadIdx.x % WARPGROUP), lane(thread % 32),
@@ -49,43 +48,54 @@ template <typename E, int CTAS> struct score_role {
         }
         mbarrier_wait(sm.bar(K_FULL) + 8 * (step % RING), step / RING & 1);
         wgmma_fence();
-        const uint64_t q =
-            opaque(descriptor(descriptor_low_k(sm.base + AT_Q + step * Q_SLAB_BYTES)));
-        const uint64_t k =
-            opaque(descriptor(descriptor_low_k(sm.base + AT_K + step % RING * SLOT_BYTES)));
+        const uint32_t q = opaque(descriptor_low_k(sm.base + AT_Q + step * Q_SLAB_BYTES));
+        const uint32_t k = opaque(descriptor_low_k(sm.base + AT_K + step % RING * SLOT_BYTES));
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            wgmma_ss<E, 0, 0>(scores, q + 2 * i, k + 2 * i, step > 0 || i > 0);
+            wgmma_ss<E, 0, 0>(scores, descriptor(q + 2 * i), descriptor(k + 2 * i),
+                              step > 0 || i > 0);
         }
         wgmma_commit_group();
     }
 
-    /* Masks the tile and takes its maxima in. */
-    __device__ __forceinline__ void raise(float (&scores)[N], const tile_info *info)
+    /* Masks half of the tile; the maxima of what this thread holds of it. */
+    template <bool PLAIN>
+    __device__ __forceinline__ float2 own_max(float (&scores)[N], const tile_info *info, int half)
     {
-        if (info->partial) {
-            const int2 *reach = (const int2 *)(sm.bytes + AT_REACH) + row;
-            softmax_mask(scores, tile_columns(*info, reach[0]), tile_columns(*info, reach[8]),
-                         lane);
+        const int begin = half * (N / 2), end = begin + N / 2;
+        if (!PLAIN && info->partial) {
+            const int2 *reach = sm.reach(reader.n) + row;
+            softmax_mask(scores, tile_columns(*info, reach[0]), tile_columns(*info, reach[8]), lane,
+                         begin, end);
         }
-        factor = softmax_raise(rows, scores, args.scale_log2);
+        return softmax_own_max(scores, begin, end);
+    }
+
+    /* Takes the maxima of a tile's halves in. */
+    __device__ __forceinline__ void raise(float2 x, float2 y)
+    {
+        const float2 own = make_float2(fmaxf(x.x, y.x), fmaxf(x.y, y.y));
+        factor = make_float2(1.0f, 1.0f);
+        if (softmax_raises(rows, own, args.scale_log2, factor)) {
+            shift_rows();
+        }
+    }
+    __device__ __forceinline__ void shift_rows()
+    {
         shift0 = softmax_shift(rows.max0);
         shift1 = softmax_shift(rows.max1);
     }
 
     /* Part `part` of `parts` of probability stage `half` of the tile, as an operand in shared
-     * memory. The factors of the tile travel with its first stage. */
-    __device__ __forceinline__ void emit(float (&scores)[N], const tile_info *info, int half,
-                                         int part, int parts)
+     * memory. The factors of the tile travel with its first stage. TURN: the tile is an odd one. */
+    template <int TURN>
+    __device__ __forceinline__ void emit(float (&scores)[N], int half, int part, int parts)
     {
+        const int stage = 2 * TURN + half;
         if (part == 0) {
-            mbarrier_wait(sm.bar(P_EMPTY) + 8 * stage, stage_parity);
+            mbarrier_wait(sm.bar(P_EMPTY) + 8 * stage, (tile / 2 & 1) ^ 1);
             if (half == 0) {
-                send_factors(factor.x, factor.y);
-                if (thread == 0) {
-                    *((stage_info *)(sm.bytes + AT_STAGE) + stage) =
-                        stage_info{info->count, info->last};
-                }
+                send_factors(AT_SCALE + TURN * ROWS * 4, factor.x, factor.y);
             }
         }
         const int first = part * 4 / parts, end = (part + 1) * 4 / parts; /* 16 keys each */
@@ -102,90 +112,90 @@ template <typename E, int CTAS> struct score_role {
         }
         if (part == parts - 1) {
             fence_proxy_async();
-            hand_over();
+            hand_over(P_FULL + stage);
         }
     }
 
-    __device__ __forceinline__ void send_factors(float f0, float f1)
+    /* What the output multiplies this thread's two rows by. */
+    __device__ __forceinline__ void send_factors(int at, float f0, float f1)
     {
         if (lane % 4 == 0) {
-            float *to = (float *)(sm.bytes + AT_SCALE) + stage * ROWS + row;
+            float *to = (float *)(sm.bytes + at) + row;
             to[0] = f0;
             to[8] = f1;
         }
     }
 
-    __device__ __forceinline__ void hand_over()
+    __device__ __forceinline__ void hand_over(int bar)
     {
         __syncwarp();
         if (lane == 0) {
-            mbarrier_arrive(sm.bar(P_FULL) + 8 * stage);
+            mbarrier_arrive(sm.bar(bar));
         }
-        stage = (stage + 1) % P_STAGES;
-        stage_parity ^= stage == 0;
     }
 
     /* ---- units */
 
-    /* What a unit starts from, on its way from memory. */
-    struct state {
-        int2 reach; /* of row lane % 16 of the warp */
-        float lse0, lse1;
-    };
-
-    __device__ __forceinline__ float *lse_at(const fold_unit *unit) const
+    __device__ __forceinline__ float *lse_at(const fold_unit *unit, int at) const
     {
         return view_at<float>(args.lse, unit->item.row, unit->head + cluster_rank<CTAS>(),
-                              (int64_t)unit->item.index + row);
+                              (int64_t)unit->item.index + at);
     }
 
-    __device__ __forceinline__ state fetch() const
+    /* What unit number n starts from, on its way to shared memory: the reaches of the warp's rows
+     * and the lse that they resume from. */
+    __device__ __forceinline__ void fetch(uint32_t n) const
     {
-        const fold_unit *unit = reader.unit();
-        const int count = unit->item.count, rest = count - row;
-        const int2 *reach = (const int2 *)args.reach + unit->item.reach;
-        state from = {__ldg(reach + min(thread / 32 * 16 + lane % 16, count - 1)), -INFINITY,
-                      -INFINITY};
-        if (!(unit->item.flags & RA_WORK_FRESH)) {
-            const float *lse = lse_at(unit);
-            from.lse0 = rest > 0 ? __ldcg(lse) : -INFINITY;
-            from.lse1 = rest > 8 ? __ldcg(lse + 8 * args.lse.seq) : -INFINITY;
-        }
-        return from;
-    }
-
-    /* Reaches to shared memory. The softmax starts from nothing, or from a state of maximum lse,
-     * sum 1 and numerator acc. */
-    __device__ __forceinline__ void begin(const state &from)
-    {
+        const fold_unit *unit = reader.units + n % UNIT_SLOTS;
+        const int at = thread / 32 * 16 + lane, count = unit->item.count;
         __syncwarp();
         if (lane < 16) {
-            ((int2 *)(sm.bytes + AT_REACH))[thread / 32 * 16 + lane] = from.reach;
+            cp_async_ca<8>(smem_address(sm.reach(n) + at),
+                           args.reach + unit->item.reach + min(at, count - 1));
+            if (!(unit->item.flags & RA_WORK_FRESH) && at < count) {
+                cp_async_ca<4>(sm.base + AT_LSE + at * 4, lse_at(unit, at));
+            } else {
+                *(float *)(sm.bytes + AT_LSE + at * 4) = -INFINITY;
+            }
         }
-        __syncwarp();
-        const float share = lane % 4 == 0 ? 1.0f : 0.0f;
-        rows.max0 = from.lse0 * RA_LOG2E;
-        rows.max1 = from.lse1 * RA_LOG2E;
-        rows.sum0 = from.lse0 == -INFINITY ? 0.0f : share;
-        rows.sum1 = from.lse1 == -INFINITY ? 0.0f : share;
     }
 
-    /* lse to memory; the inverse sums travel as one more stage. Goes to the next unit. */
-    __device__ __forceinline__ void end()
+    /* The softmax starts from nothing, or from a state of maximum lse, sum 1 and numerator acc. */
+    __device__ __forceinline__ void begin()
+    {
+        cp_async_wait_all();
+        __syncwarp();
+        const float *lse = (const float *)(sm.bytes + AT_LSE) + row;
+        const float lse0 = lse[0], lse1 = lse[8], share = lane % 4 == 0 ? 1.0f : 0.0f;
+        rows.max0 = lse0 * RA_LOG2E;
+        rows.max1 = lse1 * RA_LOG2E;
+        rows.sum0 = lse0 == -INFINITY ? 0.0f : share;
+        rows.sum1 = lse1 == -INFINITY ? 0.0f : share;
+        shift_rows();
+    }
+
+    /* The unit's sums are complete: their inverses, for the output. */
+    __device__ __forceinline__ void end_sums()
+    {
+        rows.sum0 = quad_sum(rows.sum0);
+        rows.sum1 = quad_sum(rows.sum1);
+        mbarrier_wait(sm.bar(END_EMPTY), (reader.n & 1) ^ 1);
+        send_factors(AT_INVERSE, softmax_inverse(rows.sum0), softmax_inverse(rows.sum1));
+        hand_over(END_FULL);
+    }
+
+    /* lse to memory. Goes to the next unit. */
+    __device__ __forceinline__ void end_unit()
     {
         const fold_unit *unit = reader.unit();
-        const float sum0 = quad_sum(rows.sum0), sum1 = quad_sum(rows.sum1);
-        mbarrier_wait(sm.bar(P_EMPTY) + 8 * stage, stage_parity);
-        send_factors(softmax_inverse(sum0), softmax_inverse(sum1));
-        hand_over();
         if (lane % 4 == 0) {
             const int rest = unit->item.count - row;
-            float *lse = lse_at(unit);
+            float *lse = lse_at(unit, row);
             if (rest > 0) {
-                lse[0] = softmax_lse(rows.max0, sum0);
+                lse[0] = softmax_lse(rows.max0, rows.sum0);
             }
             if (rest > 8) {
-                lse[8 * args.lse.seq] = softmax_lse(rows.max1, sum1);
+                lse[8 * args.lse.seq] = softmax_lse(rows.max1, rows.sum1);
             }
         }
         __syncwarp();
@@ -202,65 +212,80 @@ template <typename E, int CTAS> struct score_role {
 
     /* ---- tiles */
 
-    /* The softmax of a tile between the slots of the next one's scores. */
+    /* The softmax of a tile between the slots of the next one's scores. PLAIN: every query sees all
+     * of it, and it ends no unit. */
+    template <bool PLAIN, int TURN>
     __device__ __forceinline__ void fold(float (&scores)[N], float (&next)[N],
-                                         const tile_info *info, bool last)
+                                         const tile_info *info)
     {
+        const bool last = !PLAIN && info->last;
         const uint32_t unit = reader.n + 1;
         issue(next, 0, last, unit);
+        if (last) {
+            fetch(unit);
+        }
         wgmma_wait_group<1>();
         wgmma_fence_operand(scores);
         release(K_STEPS - 1, last);
-        const bool next_last = sm.tile(tile)->last;
+        const bool next_last = sm.tile(tile + 1)->last;
         const auto advance = [&](int step) {
             issue(next, step, last, unit);
             wgmma_wait_group<1>();
             release(step - 1, next_last);
         };
-        raise(scores, info);
+        const float2 own = own_max<PLAIN>(scores, info, 0);
         advance(1);
-        emit(scores, info, 0, 0, 2);
+        raise(own, own_max<PLAIN>(scores, info, 1));
         advance(2);
-        emit(scores, info, 0, 1, 2);
+        emit<TURN>(scores, 0, 0, 2);
         advance(3);
-        emit(scores, info, 1, 0, 2);
+        emit<TURN>(scores, 0, 1, 2);
         advance(4);
-        emit(scores, info, 1, 1, 2);
-        state from;
-        if (last) {
-            end();
-            from = fetch();
-        }
+        emit<TURN>(scores, 1, 0, 2);
         advance(5);
+        emit<TURN>(scores, 1, 1, 2);
+        if (last) {
+            end_sums();
+        }
         advance(6);
+        if (last) {
+            end_unit();
+        }
         advance(7);
         if (last) {
-            begin(from);
+            begin();
         }
     }
 
     /* The same where no tile follows. */
+    template <int TURN>
     __device__ __forceinline__ void fold_last(float (&scores)[N], const tile_info *info)
     {
         wgmma_wait_group<0>();
         wgmma_fence_operand(scores);
         release(K_STEPS - 1, true);
-        raise(scores, info);
-        emit(scores, info, 0, 0, 1);
-        emit(scores, info, 1, 0, 1);
-        end();
+        const float2 own = own_max<false>(scores, info, 0);
+        raise(own, own_max<false>(scores, info, 1));
+        emit<TURN>(scores, 0, 0, 1);
+        emit<TURN>(scores, 1, 0, 1);
+        end_sums();
+        end_unit();
     }
 
     /* False: that was the last tile of all. */
-    __device__ __forceinline__ bool turn(float (&scores)[N], float (&next)[N])
+    template <int TURN> __device__ __forceinline__ bool turn(float (&scores)[N], float (&next)[N])
     {
-        const tile_info *info = sm.tile(tile++);
-        const bool last = info->last;
-        if (last && !more()) {
-            fold_last(scores, info);
+        const tile_info *info = sm.tile(tile);
+        const bool partial = info->partial, last = info->last;
+        if (!partial && !last) {
+            fold<true, TURN>(scores, next, info);
+        } else if (last && !more()) {
+            fold_last<TURN>(scores, info);
             return false;
+        } else {
+            fold<false, TURN>(scores, next, info);
         }
-        fold(scores, next, info, last);
+        tile++;
         return true;
     }
 
@@ -269,7 +294,7 @@ template <typename E, int CTAS> struct score_role {
         if (!reader.wait(sm.units())) {
             return;
         }
-        const state from = fetch();
+        fetch(0);
         float even[N], odd[N];
 #pragma unroll
         for (int i = 0; i < N; i++) {
@@ -283,8 +308,8 @@ template <typename E, int CTAS> struct score_role {
                 release(step - 1, sm.tile(0)->last);
             }
         }
-        begin(from);
-        while (turn(even, odd) && turn(odd, even)) {
+        begin();
+        while (turn<0>(even, odd) && turn<1>(odd, even)) {
         }
     }
 };

@@ -89,6 +89,18 @@ RA_PTX void mbarrier_wait(uint32_t bar, uint32_t parity)
 #endif
 }
 
+/* A word of BYTES to shared memory, without a register to hold it; behind the wait the issuing
+ * thread may read it. */
+template <int BYTES> RA_PTX void cp_async_ca(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES)
+                 : "memory");
+}
+RA_PTX void cp_async_wait_all()
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 /* ---- asynchronous copies between global and shared memory */
 
 RA_PTX void prefetch_tensormap(const void *map)
@@ -227,11 +239,6 @@ template <int N> RA_PTX void wgmma_fence_operand(float (&d)[N])
 }
 /* Hides where a number comes from, so that what depends on it is computed next to its use and not
  * kept in registers over the whole loop. */
-RA_PTX uint64_t opaque(uint64_t x)
-{
-    asm volatile("" : "+l"(x));
-    return x;
-}
 RA_PTX uint32_t opaque(uint32_t x)
 {
     asm volatile("" : "+r"(x));

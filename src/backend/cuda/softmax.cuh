@@ -22,14 +22,15 @@ struct softmax_rows {
 };
 
 /* Columns [x, y) of a tile that a row may see; everything else becomes -inf, by selection, so that
- * a NaN there is gone. */
-template <int N> RA_PTX void softmax_mask(float (&s)[N], int2 row0, int2 row1, int lane)
+ * a NaN there is gone. Of elements [begin, end), both multiples of 4. */
+template <int N>
+RA_PTX void softmax_mask(float (&s)[N], int2 row0, int2 row1, int lane, int begin = 0, int end = N)
 {
     const int own = (lane & 3) * 2;
     const int begin0 = row0.x - own, end0 = row0.y - own;
     const int begin1 = row1.x - own, end1 = row1.y - own;
 #pragma unroll
-    for (int i = 0; i < N; i += 4) {
+    for (int i = begin; i < end; i += 4) {
 #pragma unroll
         for (int u = 0; u < 2; u++) {
             const int column = i * 2 + u;
@@ -51,12 +52,12 @@ RA_PTX float quad_sum(float x)
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/* Of what this thread holds of its two rows. */
-template <int N> RA_PTX float2 softmax_own_max(const float (&s)[N])
+/* Of what this thread holds of its two rows, elements [begin, end), both multiples of 8. */
+template <int N> RA_PTX float2 softmax_own_max(const float (&s)[N], int begin = 0, int end = N)
 {
     float x0 = -INFINITY, x1 = -INFINITY, y0 = -INFINITY, y1 = -INFINITY;
 #pragma unroll
-    for (int i = 0; i < N; i += 8) {
+    for (int i = begin; i < end; i += 8) {
         x0 = fmaxf(x0, fmaxf(s[i], s[i + 1]));
         x1 = fmaxf(x1, fmaxf(s[i + 2], s[i + 3]));
         y0 = fmaxf(y0, fmaxf(s[i + 4], s[i + 5]));
@@ -83,25 +84,23 @@ RA_PTX float2 softmax_raise_to(softmax_rows &rows, float2 own, float scale_log2)
     rows.sum1 *= factor.y;
     return factor;
 }
-template <int N>
-RA_PTX float2 softmax_raise(softmax_rows &rows, const float (&s)[N], float scale_log2)
-{
-    return softmax_raise_to(rows, softmax_own_max(s), scale_log2);
-}
 
 /* The same for a warp whose numerators change only if this returns true. Threads compare what they
  * hold with the maxima so far, so that a tile that raises none costs no exchange of maxima. */
-template <int N>
-RA_PTX bool softmax_raises(softmax_rows &rows, const float (&s)[N], float scale_log2,
-                           float2 &factor)
+RA_PTX bool softmax_raises(softmax_rows &rows, float2 own, float scale_log2, float2 &factor)
 {
-    const float2 own = softmax_own_max(s);
     const bool raises = __any_sync(~0u, own.x * scale_log2 > rows.max0 + RA_MAX_SLACK ||
                                             own.y * scale_log2 > rows.max1 + RA_MAX_SLACK);
     if (raises) {
         factor = softmax_raise_to(rows, own, scale_log2);
     }
     return raises;
+}
+template <int N>
+RA_PTX bool softmax_raises(softmax_rows &rows, const float (&s)[N], float scale_log2,
+                           float2 &factor)
+{
+    return softmax_raises(rows, softmax_own_max(s), scale_log2, factor);
 }
 
 /* What is added to scaled scores before ex2; 0 where every score is -inf, so that it stays so. */
