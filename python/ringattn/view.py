@@ -128,6 +128,17 @@ class ForwardLayout:
         return io + _KEPT.pack(kept_k.data_ptr(), k_rest, kept_v.data_ptr(), v_rest)
 
 
+def check_device(device: torch.device, **tensors: torch.Tensor) -> None:
+    """Do they all lie where the library will look for them?"""
+    for name, tensor in tensors.items():
+        if tensor.device != device:
+            raise ShapeError(
+                _c.RA_E_SHAPE,
+                "RA_E_SHAPE",
+                f"{name}: on device {tensor.device}, expected {device}, as q",
+            )
+
+
 def _refuse_unlike(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -171,6 +182,8 @@ def backward_io(
         and k_shape == v.shape
     ):
         _refuse_unlike(q, k, v, out, lse, dout)
+    if not q.device == k.device == v.device == out.device == lse.device == dout.device:
+        check_device(q.device, k=k, v=v, out=out, lse=lse, dout=dout)
     layout = _BACKWARD_KEEPING if kept else _BACKWARD
     code = DTYPE[dtype]
     like_q, like_k = (code, *q_shape), (code, *k_shape)

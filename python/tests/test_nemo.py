@@ -287,6 +287,14 @@ def test_varlen_chunks_refuse_what_does_not_fit() -> None:
             cp._ffpa_varlen_backward_chunk(dout, q, k, wrong, out, lse, seg, 1.0, True)
         with pytest.raises(ringattn.ShapeError, match="v.*expected"):
             cp._ffpa_varlen_forward_chunk(q, k, wrong, seg, 1.0, True)
+    for i in (0, 2, 3, 4, 5):
+        elsewhere = list(good)
+        elsewhere[i] = elsewhere[i].to("meta")
+        with pytest.raises(ringattn.ShapeError, match="on device meta, expected"):
+            cp._ffpa_varlen_backward_chunk(*elsewhere, seg, 1.0, True)
+        if i in (2, 3):
+            with pytest.raises(ringattn.ShapeError, match="_pack: on device meta, expected"):
+                cp._ffpa_varlen_forward_chunk(*elsewhere[1:4], seg, 1.0, True)
     seg["cu_k"] = seg["cu_k"][:2]
     with pytest.raises(ValueError, match="cu_k: 2 elements, expected 3"):
         cp._ffpa_varlen_forward_chunk(q, k, v, seg, 1.0, True)

@@ -16,7 +16,7 @@ from ringattn.context import Context
 from ringattn.function import attention_with_lse
 from ringattn.layer import Layer
 from ringattn.nemo.rows import as_thd, host
-from ringattn.view import ForwardLayout, backward_io, check
+from ringattn.view import ForwardLayout, backward_io, check, check_device
 
 # Added to scores that a chunk must not see; far below every score, and exact in bf16 and f16.
 _FAR = 16384.0
@@ -69,6 +69,7 @@ def varlen_forward(
     lens, _kept = _lengths(seg)
     tensors = (as_thd(q), as_thd(k), as_thd(v), as_thd(out), lse[None])
     check(k_pack=tensors[1], v_pack=tensors[2])
+    check_device(q.device, k_pack=k, v_pack=v)
     io = _c.ForwardIo.from_buffer_copy(ForwardLayout(*tensors).pack(*tensors))
     with shared_backend(q.device).default_stream() as backend:
         _c.check(
