@@ -3,10 +3,15 @@
  * one process over peer copies. Every row is checked on a short problem against one GPU, then timed
  * warm: wall time of a call on the slowest rank, over --seconds of calls one behind the other.
  * Efficiency is the time of the whole problem on one GPU, by the same clock, divided by the ranks
- * and by that. What exchanges cost is read off a trace, in calls of their own.
+ * and by that. GPUs of one kind differ by some percent, and slow down by as much as they get warm:
+ * so each is timed with the whole problem, all at once, before the ranks work together and
+ * afterwards, and the mean is taken. What exchanges cost is read off a trace, in calls of
+ * their own; --trace PREFIX keeps it in PREFIX.ROW.TRANSPORT.CALL.RANK.json.
  */
+#include <algorithm>
 #include <cstring>
 #include <ctime>
+#include <numeric>
 #include <thread>
 
 #include <sys/mman.h>
@@ -28,6 +33,8 @@ static const ring_shape shapes[] = {
     {"d512 32/4 causal, 16384 in 8 documents, zigzag", 16384, 32, 4, 512, 0, 8, true},
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0], CHECKED_SEQ = 4096, TIMEOUT_MS = 120000 };
+enum { WARM_CALLS = 3, TIMED_CALLS = 2 }; /* at most; at least */
+static const double warm_seconds = 0.3;
 static const double difference_allowed = 1e-2; /* bf16, in another order */
 
 struct options {
@@ -39,8 +46,12 @@ struct options {
 
 /* What the children of this process share. */
 struct board {
-    double single[SHAPES][2]; /* ms; 0 = not measured yet */
     bool failed;
+};
+
+/* Milliseconds of a forward and a backward call. */
+struct times {
+    double ms[2];
 };
 
 struct seat {
@@ -48,6 +59,8 @@ struct seat {
     board *b;
     const char *transport;
     ra_comm *comm;
+    ra_backend *backend;
+    int device;
 };
 
 static double now()
@@ -59,29 +72,39 @@ static double now()
 
 /* ---- ranks together */
 
-/* The largest of all ranks' values; also a barrier. */
-static double largest(ra_comm *comm, double value)
+static std::vector<double> gather(ra_comm *comm, double value)
 {
     std::vector<double> all((size_t)ra_comm_size(comm));
     MUST_RA(ra_comm_gather(comm, &value, sizeof value, all.data(), TIMEOUT_MS));
-    for (double other : all) {
-        value = other > value ? other : value;
-    }
-    return value;
+    return all;
+}
+
+/* The largest of all ranks' values; also a barrier. */
+static double largest(ra_comm *comm, double value)
+{
+    std::vector<double> all = gather(comm, value);
+    return *std::max_element(all.begin(), all.end());
+}
+
+static double mean(ra_comm *comm, double value)
+{
+    std::vector<double> all = gather(comm, value);
+    return std::accumulate(all.begin(), all.end(), 0.0) / (double)all.size();
 }
 
 /* Milliseconds of a call on the slowest rank. */
 static double time_calls(const shard &p, ra_comm *comm, bool backward, double seconds)
 {
-    double took = 0;
-    for (int warm = 0; warm < 3; warm++) {
+    double took = 0, warm = 0;
+    for (int call = 0; call < WARM_CALLS && warm < warm_seconds; call++) {
         largest(comm, 0);
         double start = now();
         job_call(p, backward);
         shard_wait(p);
         took = largest(comm, now() - start);
+        warm += took;
     }
-    int calls = (int)(seconds / took) + 2;
+    int calls = (int)(seconds / took) + TIMED_CALLS;
     largest(comm, 0);
     double start = now();
     for (int i = 0; i < calls; i++) {
@@ -91,15 +114,27 @@ static double time_calls(const shard &p, ra_comm *comm, bool backward, double se
     return 1e3 * largest(comm, now() - start) / calls;
 }
 
-static double check(const ring_shape &s, ra_backend *backend, ra_comm *comm, int device)
+static times time_both(const seat &at, const ring_shape &s, ra_comm *comm)
+{
+    times t;
+    shard p;
+    shard_open(s, at.backend, comm, at.device, nullptr, &p);
+    for (int backward = 0; backward < 2; backward++) {
+        t.ms[backward] = time_calls(p, comm, backward != 0, at.o->seconds);
+    }
+    job_close(&p);
+    return t;
+}
+
+static double check(const seat &at, const ring_shape &s)
 {
     ring_shape cut = s;
     ra_comm *alone = nullptr;
     shard part, whole;
     cut.seq = CHECKED_SEQ;
     MUST_RA(ra_comm_open_threads(1, &alone));
-    shard_open(cut, backend, comm, device, nullptr, &part);
-    shard_open(cut, backend, alone, device, nullptr, &whole);
+    shard_open(cut, at.backend, at.comm, at.device, nullptr, &part);
+    shard_open(cut, at.backend, alone, at.device, nullptr, &whole);
     for (int backward = 0; backward < 2; backward++) {
         job_call(part, backward != 0);
         job_call(whole, backward != 0);
@@ -109,46 +144,44 @@ static double check(const ring_shape &s, ra_backend *backend, ra_comm *comm, int
     job_close(&part);
     job_close(&whole);
     ra_comm_close(alone);
-    return largest(comm, worst);
+    return largest(at.comm, worst);
 }
 
-/* The whole problem on this rank's GPU, the others idle; once for all layouts and transports. */
-static void time_single(const ring_shape &s, ra_backend *backend, int device, double seconds,
-                        board *b, int at)
+static bool same_problem(const ring_shape &a, const ring_shape &b)
 {
-    for (int i = 0; i < at; i++) {
-        const ring_shape &o = shapes[i];
-        if (o.seq == s.seq && o.head_dim == s.head_dim && o.window == s.window &&
-            o.documents == s.documents && b->single[i][0] > 0) {
-            memcpy(b->single[at], b->single[i], sizeof b->single[at]);
-        }
-    }
-    if (b->single[at][0] > 0) {
-        return;
-    }
-    ra_comm *alone = nullptr;
-    shard whole;
-    MUST_RA(ra_comm_open_threads(1, &alone));
-    shard_open(s, backend, alone, device, nullptr, &whole);
-    for (int backward = 0; backward < 2; backward++) {
-        b->single[at][backward] = time_calls(whole, alone, backward != 0, seconds);
-    }
-    job_close(&whole);
-    ra_comm_close(alone);
+    return a.seq == b.seq && a.head_dim == b.head_dim && a.window == b.window &&
+           a.documents == b.documents;
 }
 
-/* Share of the calls' time in which a rank's computation waited for exchanges, the largest of all
- * ranks; the first call warms up. A trace waits for every computation, so these calls are not
- * timed. */
-static double exposed(const seat &at, const ring_shape &s, ra_backend *backend, int device,
-                      bool backward)
+/* The whole problem on one GPU: the mean of all ranks', which are at work at once. */
+static times time_single(const seat &at, const ring_shape &s)
+{
+    ra_comm *alone = nullptr;
+    MUST_RA(ra_comm_open_threads(1, &alone));
+    largest(at.comm, 0);
+    times t = time_both(at, s, alone);
+    for (double &ms : t.ms) {
+        ms = mean(at.comm, ms);
+    }
+    ra_comm_close(alone);
+    return t;
+}
+
+/* What a trace says of a rank's calls, as shares of their time. */
+struct shares {
+    double compute, exposed;
+};
+
+/* Of the ranks, the smallest share of computation and the largest of waits for exchanges; the first
+ * call warms up. A trace waits for every computation, so these calls are not timed. */
+static shares read_trace(const seat &at, int index, bool backward)
 {
     enum { EVENTS = 4096, CALLS = 4 };
     int rank = ra_comm_rank(at.comm);
     ra_trace *trace = nullptr;
     shard p;
     MUST_RA(ra_trace_create(EVENTS, &trace));
-    shard_open(s, backend, at.comm, device, trace, &p);
+    shard_open(shapes[index], at.backend, at.comm, at.device, trace, &p);
     ra_trace_summary sum = {}, warm = {};
     sum.size = warm.size = sizeof sum;
     for (int call = 0; call < CALLS; call++) {
@@ -157,22 +190,25 @@ static double exposed(const seat &at, const ring_shape &s, ra_backend *backend, 
         shard_wait(p);
         MUST_RA(ra_trace_summarize(trace, rank, call == 0 ? &warm : &sum));
     }
-    if (at.o->trace && &s == &shapes[0]) {
-        std::string path = std::string(at.o->trace) + "." + at.transport +
-                           (backward ? ".backward." : ".forward.") + std::to_string(rank) + ".json";
+    if (at.o->trace) {
+        std::string path = std::string(at.o->trace) + "." + std::to_string(index) + "." +
+                           at.transport + (backward ? ".backward." : ".forward.") +
+                           std::to_string(rank) + ".json";
         MUST_RA(ra_trace_write(trace, path.c_str()));
     }
     job_close(&p);
     ra_trace_free(trace);
-    return largest(at.comm, (sum.exposed - warm.exposed) / (sum.wall - warm.wall));
+    double wall = sum.wall - warm.wall;
+    return {-largest(at.comm, -(sum.compute - warm.compute) / wall),
+            largest(at.comm, (sum.exposed - warm.exposed) / wall)};
 }
 
-static void run_row(const seat &at, int index, ra_backend *backend, int device)
+/* single: of the last row's problem, behind it; then of this row's. */
+static void run_row(const seat &at, int index, const ring_shape **timed, times *single)
 {
     const ring_shape &s = shapes[index];
-    int size = ra_comm_size(at.comm);
     bool first = ra_comm_rank(at.comm) == 0;
-    double difference = check(s, backend, at.comm, device);
+    double difference = check(at, s);
     if (difference > difference_allowed) {
         at.b->failed = true;
         if (first) {
@@ -181,42 +217,38 @@ static void run_row(const seat &at, int index, ra_backend *backend, int device)
         }
         return;
     }
-    if (first) {
-        time_single(s, backend, device, at.o->seconds, at.b, index);
-    }
-    largest(at.comm, 0);
-    shard p;
-    double took[2];
-    shard_open(s, backend, at.comm, device, nullptr, &p);
+    times before = *timed && same_problem(**timed, s) ? *single : time_single(at, s);
+    times took = time_both(at, s, at.comm);
+    *single = time_single(at, s);
+    *timed = &s;
     for (int backward = 0; backward < 2; backward++) {
-        took[backward] = time_calls(p, at.comm, backward != 0, at.o->seconds);
-    }
-    job_close(&p);
-    for (int backward = 0; backward < 2; backward++) {
-        double share = exposed(at, s, backend, device, backward != 0);
-        double single = at.b->single[index][backward];
+        shares share = read_trace(at, index, backward != 0);
+        double alone = (before.ms[backward] + single->ms[backward]) / 2;
         if (first) {
-            std::printf("%-8s %-52s %-8s %9.3f ms, one GPU %9.3f ms: efficiency %.3f, exposed "
-                        "%4.1f %%, differs by %.1e\n",
-                        at.transport, s.name, backward ? "backward" : "forward", took[backward],
-                        single, single / size / took[backward], 100 * share, difference);
+            std::printf("%-8s %-52s %-8s %9.3f ms, one GPU %9.3f ms (%.3f, then %.3f): efficiency "
+                        "%.3f, compute %5.1f %%, exposed %4.1f %%, differs by %.1e\n",
+                        at.transport, s.name, backward ? "backward" : "forward", took.ms[backward],
+                        alone, before.ms[backward], single->ms[backward],
+                        alone / ra_comm_size(at.comm) / took.ms[backward], 100 * share.compute,
+                        100 * share.exposed, difference);
             std::fflush(stdout);
         }
     }
 }
 
-static void run_rank(const seat &at)
+static void run_rank(seat at)
 {
-    int device = ra_comm_rank(at.comm) % ra_cuda_device_count();
-    ra_backend *backend = nullptr;
-    MUST_RA(ra_backend_open_cuda(device, nullptr, &backend));
+    const ring_shape *timed = nullptr;
+    times single = {};
+    at.device = ra_comm_rank(at.comm) % ra_cuda_device_count();
+    MUST_RA(ra_backend_open_cuda(at.device, nullptr, &at.backend));
     for (int i = 0; i < SHAPES; i++) {
         if (strstr(shapes[i].name, at.o->only)) {
-            run_row(at, i, backend, device);
+            run_row(at, i, &timed, &single);
         }
     }
     ra_comm_close(at.comm);
-    ra_backend_close(backend);
+    ra_backend_close(at.backend);
 }
 
 /* ---- processes and threads */
@@ -224,7 +256,7 @@ static void run_rank(const seat &at)
 static void run_process(const options &o, board *b, int rank, const int ends[2])
 {
     ra_nccl_id id;
-    seat at = {&o, b, "nccl", nullptr};
+    seat at = {&o, b, "nccl", nullptr, nullptr, 0};
     if (rank == 0) {
         MUST_RA(ra_nccl_id_create(&id));
     }
@@ -244,7 +276,7 @@ static void run_threads(const options &o, board *b)
     std::vector<std::thread> threads;
     MUST_RA(ra_comm_open_threads_cuda(o.ranks, comms.data()));
     for (ra_comm *comm : comms) {
-        threads.emplace_back([&o, b, comm] { run_rank({&o, b, "peers", comm}); });
+        threads.emplace_back([&o, b, comm] { run_rank({&o, b, "peers", comm, nullptr, 0}); });
     }
     for (std::thread &thread : threads) {
         thread.join();

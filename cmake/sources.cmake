@@ -9,6 +9,7 @@ set(RA_LIBRARY_SOURCES
     src/tensor/tensor.c
     src/rule/layer.c
     src/rule/rule.c
+    src/plan/backward.c
     src/plan/balance.c
     src/plan/balance_cut.c
     src/plan/balance_greedy.c

@@ -129,7 +129,12 @@ static ra_status build(step *w)
     bool near = w->shards.contiguous && w->mask.causal && w->mask.window > 0 &&
                 w->mask.vision == RA_VISION_OFF;
     for (int rank = 0; rank < w->rank_count; rank++) {
-        const ra_schedule_inputs in = {&w->tokens, &w->pieces, w->mask, rank, w->rank_count, near};
+        const ra_schedule_inputs in = {.tokens = &w->tokens,
+                                       .pieces = &w->pieces,
+                                       .mask = w->mask,
+                                       .rank = rank,
+                                       .rank_count = w->rank_count,
+                                       .neighbourhood = near};
         RA_TRY(ra_schedule_build(&in, &w->schedule[rank]));
     }
     return RA_OK;

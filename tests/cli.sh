@@ -245,6 +245,9 @@ fi
 
 # ---- plan
 expect 0 'imbalance' plan "$sliding" --ranks 4
+expect 0 'half of hop 0, hop 1, the rest' plan --seq 100 --ranks 2
+expect 0 'backward: hop 1, hop 0' plan --seq 100 --ranks 4 --window 8
+expect 0 'half of hop 0, hops 1 to 3, the rest' plan --seq 100 --ranks 4 --layout zigzag
 expect 0 'imbalance' plan --seq 1000000 --ranks 64 --window 1024
 expect 0 '' plan --seq 1000000 --ranks 64 --layout zigzag --json
 json 'len(d["rank"]) == 64 and d["pairs"] == 1000000 * 1000001 // 2 and d["imbalance"] < 1.01'

@@ -432,6 +432,7 @@ void cover_passes(const cover_case *c, const uint8_t *keep, int parts, ra_cover 
 {
     enum { PARTS_MAX = 8 };
     ra_cover *covers[PARTS_MAX];
+    const ra_piece_set nothing = {0};
     uint8_t *all = NULL;
     assert_in_range(parts, 1, PARTS_MAX);
     NEW(&all, c->cover.k_count);
@@ -442,7 +443,7 @@ void cover_passes(const cover_case *c, const uint8_t *keep, int parts, ra_cover 
         out[part] = cover_part(c, keep ? keep + part * c->cover.k_count : all, false, false);
         covers[part] = &out[part];
     }
-    assert_int_equal(ra_passes_mark(covers, parts, &c->later), RA_OK);
+    assert_int_equal(ra_passes_mark(covers, parts, &nothing, &c->later), RA_OK);
     ra_free(all);
 }
 

@@ -174,9 +174,11 @@ static void check_starved(const starved *w)
          collective = strcmp(own->call, "ctx") == 0 || strcmp(own->call, "step") == 0;
     for (int rank = 0; rank < w->l.ranks; rank++) {
         const rank_report *r = &w->reports[rank];
-        /* Under the window only neighbours have rows in common: others may be done before. */
+        /* Who has all that it needs may be done: under the window only neighbours have rows in
+         * common, and what a backward computes last nobody waits for. */
         bool apart = w->p.layer.window > 0 && abs(rank - w->victim) > 1;
-        if (apart && !created && !collective && r->status == RA_OK) {
+        bool late = strcmp(own->call, "backward") == 0;
+        if ((apart || late) && !created && !collective && r->status == RA_OK) {
             continue;
         }
         bool same = r->status == RA_E_NOMEM && strcmp(r->call, own->call) == 0 &&

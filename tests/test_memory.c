@@ -307,7 +307,7 @@ static void no_dense_plan(void **state)
             int64_t chunk_bytes = info->seq_local * 512 * 2 * (2 * 2 + 2 * 4 + 4);
             assert_true((int64_t)info->scratch_forward_bytes <= query_bytes + chunk_bytes + MIB);
             assert_true((int64_t)info->scratch_backward_bytes <=
-                        query_bytes + chunk_bytes + 8 * MIB + MIB);
+                        query_bytes + chunk_bytes + 16 * MIB + MIB);
         }
         printf("P24: plan, 16384 tokens, %d ranks: forward %.1f MiB, backward %.1f MiB a rank\n",
                ranks, (double)reports[0].info.scratch_forward_bytes / (double)MIB,

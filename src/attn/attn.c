@@ -1,8 +1,9 @@
 /*
- * The two calls, and the file to read first: check, walk the plan's hops, finish. While hop h is
- * computed, the rows of hop h + 1 and the gradients of hop h - 1 travel. Which rows travel and what
- * a hop covers is the plan's business (plan/schedule.h); how they travel is the ring's
- * (ring/collect.h, ring/route.h); the mathematics is the backend's (backend/backend.h).
+ * The two calls, and the file to read first: check, walk the plan's hops, or its passes backward,
+ * finish. While hop h is computed, the rows of hop h + 1 and the gradients of hop h - 1 travel.
+ * Which rows travel and what a hop covers is the plan's business (plan/schedule.h); how they travel
+ * is the ring's (ring/collect.h, ring/route.h); the mathematics is the backend's
+ * (backend/backend.h).
  */
 #include <math.h>
 
@@ -81,7 +82,7 @@ static ra_status run_forward(ra_ctx *ctx, const ra_plan *plan, const ra_forward_
     for (int h = 0; h < plan->schedule.hop_count; h++) {
         ra_fold_job job = {
             .cover = &plan->schedule.hop[h].cover,
-            .prepared = plan->prepared[h],
+            .prepared = plan->fold_lists[h],
             .scale = plan->layer->scale,
             .q = io->q,
             .k = {[RA_SOURCE_OWN] = io->k},
@@ -119,19 +120,34 @@ static ra_status round_returned(const ra_plan *plan, const ra_backward_io *io,
     return RA_OK;
 }
 
+static ra_status zero_empty(const ra_plan *plan, const ra_backward_scratch *s)
+{
+    const ra_backend *backend = plan->step->ctx->backend;
+    for (int64_t i = 0; i < plan->schedule.empty_count; i++) {
+        const ra_local_rows *rows = &plan->schedule.empty[i];
+        ra_tensor dk = rows_of(&s->sum.dk, rows), dv = rows_of(&s->sum.dv, rows);
+        RA_TRY(backend->ops->fill(backend->self, &dk, 0.0f));
+        RA_TRY(backend->ops->fill(backend->self, &dv, 0.0f));
+    }
+    return RA_OK;
+}
+
 static ra_status walk_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backward_io *io,
                                const ra_backward_scratch *s, ring_call *call)
 {
     const ra_backend *backend = ctx->backend;
-    for (int i = 0; i < plan->schedule.hop_count; i++) {
-        int h = ra_schedule_backward_hop(&plan->schedule, i);
-        ra_grad_job job = ra_backward_job(plan->layer, &plan->schedule.hop[h].cover, io, &s->sum);
-        job.prepared = plan->prepared[h];
+    for (int i = 0; i < plan->schedule.pass_count; i++) {
+        const ra_pass *pass = &plan->schedule.pass[i];
+        int h = pass->hop;
+        ra_grad_job job = ra_backward_job(plan->layer, pass->cover, io, &s->sum);
+        job.prepared = plan->grad_lists[i];
         if (h > 0) {
             RA_TRY(ra_collect_next(&call->collect, h, &job.k[RA_SOURCE_CHUNK],
                                    &job.v[RA_SOURCE_CHUNK]));
             RA_TRY(
                 ra_route_slot(&call->route, h, &job.dk[RA_SOURCE_CHUNK], &job.dv[RA_SOURCE_CHUNK]));
+        } else if (i > 0) {
+            RA_TRY(ra_route_settle(&call->route));
         }
         if (job.cover->q_count > 0) {
             int64_t begin = ra_trace_begin(ctx->options.trace);
@@ -142,8 +158,8 @@ static ra_status walk_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backwa
             RA_TRY(ra_route_send(&call->route, h));
         }
     }
-    if (plan->schedule.backwards && plan->schedule.hop_count > 1) {
-        RA_TRY(ra_route_add(&call->route, plan->schedule.hop_count - 1));
+    if (plan->schedule.hop_count > 1) {
+        RA_TRY(ra_route_add(&call->route));
     }
     return ra_route_finish(&call->route);
 }
@@ -175,6 +191,7 @@ static ra_status run_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backwar
     RA_TRY(fill_idle(plan, &io->dq, 0.0f));
     RA_TRY(fill_idle(plan, &io->dk, 0.0f));
     RA_TRY(fill_idle(plan, &io->dv, 0.0f));
+    RA_TRY(zero_empty(plan, &s));
     RA_TRY(backend->ops->row_dot(backend->self, &io->out, &io->dout, &s.sum.delta));
     RA_TRY(end_compute(ctx, begin, "delta", 0));
     RA_TRY(walk_backward(ctx, plan, io, &s, call));

@@ -1,4 +1,5 @@
-/* Sums up the predictions for a plan's hops. Part of the CUDA build, though it needs no device. */
+/* Sums up the predictions for a plan's hops and passes. Part of the CUDA build, though it needs no
+ * device. */
 #include "attn/step.h"
 #include "backend/cuda/forecast.h"
 #include "ringattn_cuda.h"
@@ -35,6 +36,11 @@ ra_status ra_cuda_forecast_plan(const ra_plan *plan, const ra_cuda_options *opti
         RA_TRY(ra_cuda_forecast_cover(&plan->schedule.hop[h].cover, plan->layer, workspace,
                                       &forward, &backward));
         sum.forward_seconds += forward;
+    }
+    for (int i = 0; i < plan->schedule.pass_count && !simple; i++) {
+        double forward = 0, backward = 0;
+        RA_TRY(ra_cuda_forecast_cover(plan->schedule.pass[i].cover, plan->layer, workspace,
+                                      &forward, &backward));
         sum.backward_seconds += backward;
     }
     sum.workspace_bytes = sum.backward_seconds > 0 ? workspace : 0;

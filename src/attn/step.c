@@ -43,9 +43,11 @@ static ra_status build_plan(ra_step *step, const ra_layer *layer, ra_plan *plan)
         .rank = ra_comm_rank(step->ctx->comm),
         .rank_count = ra_comm_size(step->ctx->comm),
         .neighbourhood = plan->choice.path == RA_PATH_SLIDING,
+        .forward_only = step->ctx->options.forward_only,
     };
     RA_TRY(ra_schedule_build(&inputs, &plan->schedule));
-    RA_TRY(RA_NEW(&plan->prepared, plan->schedule.hop_count));
+    RA_TRY(RA_NEW(&plan->fold_lists, plan->schedule.hop_count));
+    RA_TRY(RA_NEW(&plan->grad_lists, plan->schedule.pass_count));
     ra_scratch_shape shape = ra_plan_shape(plan);
     plan->forward_bytes = ra_forward_carve(&shape, NULL).bytes;
     plan->backward_bytes =
@@ -53,24 +55,40 @@ static ra_status build_plan(ra_step *step, const ra_layer *layer, ra_plan *plan)
     return RA_OK;
 }
 
-/* Work lists of all hops. */
+/* Work lists of all hops and passes. */
 static ra_status prepare_plan(ra_plan *plan)
 {
     const ra_backend *backend = plan->step->ctx->backend;
-    for (int h = 0; h < plan->schedule.hop_count; h++) {
-        RA_TRY(backend->ops->prepare(backend->self, &plan->schedule.hop[h].cover, plan->layer,
-                                     &plan->prepared[h]));
+    const ra_schedule *schedule = &plan->schedule;
+    for (int h = 0; h < schedule->hop_count; h++) {
+        RA_TRY(backend->ops->prepare(backend->self, &schedule->hop[h].cover, plan->layer,
+                                     &plan->fold_lists[h]));
+    }
+    for (int i = 0; i < schedule->pass_count; i++) {
+        const ra_pass *pass = &schedule->pass[i];
+        if (schedule->pass_cover) {
+            RA_TRY(backend->ops->prepare(backend->self, pass->cover, plan->layer,
+                                         &plan->grad_lists[i]));
+        } else {
+            plan->grad_lists[i] = plan->fold_lists[pass->hop];
+        }
     }
     return RA_OK;
 }
 
 static void free_plan(ra_plan *plan)
 {
-    for (int h = 0; plan->prepared && h < plan->schedule.hop_count; h++) {
+    const ra_schedule *schedule = &plan->schedule;
+    for (int h = 0; plan->fold_lists && h < schedule->hop_count; h++) {
         const ra_backend *backend = plan->step->ctx->backend;
-        backend->ops->discard(backend->self, plan->prepared[h]);
+        backend->ops->discard(backend->self, plan->fold_lists[h]);
     }
-    ra_free(plan->prepared);
+    for (int i = 0; plan->grad_lists && schedule->pass_cover && i < schedule->pass_count; i++) {
+        const ra_backend *backend = plan->step->ctx->backend;
+        backend->ops->discard(backend->self, plan->grad_lists[i]);
+    }
+    ra_free(plan->fold_lists);
+    ra_free(plan->grad_lists);
     ra_schedule_free(&plan->schedule);
 }
 

@@ -13,7 +13,9 @@ struct ra_plan {
     const ra_layer *layer;
     ra_path_choice choice;
     ra_schedule schedule;
-    void **prepared; /* [hop_count] the backend's work lists; NULL entries where it needs none */
+    /* The backend's work lists; NULL entries where it needs none. */
+    void **fold_lists; /* [hop_count] */
+    void **grad_lists; /* [pass_count]; those of the hop where the pass has its cover */
     uint64_t forward_bytes, backward_bytes; /* of scratch; backward 0 if forward_only */
 };
 

@@ -103,8 +103,8 @@ typedef struct ra_backend_ops {
      * has none, and: what is called from now on starts behind an event of the device. */
     void *(*mark_event)(void *self, int mark);
     ra_status (*follow)(void *self, void *event);
-    /* Gradients that come home land in pieces of about so many bytes; 0 = 4 MiB. Equal for all
-     * backends of one name, as ranks must agree on it. */
+    /* Room in which gradients that come home land, at most; 0 = 16 MiB. Equal for all backends of
+     * one name, as ranks must agree on it. */
     int64_t landing_bytes;
 } ra_backend_ops;
 

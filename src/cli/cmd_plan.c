@@ -174,6 +174,17 @@ static void print_forecast(const survey *s)
     printf("; workspace %s\n", ra_bytes_scale(first->workspace_bytes, workspace));
 }
 
+/* src/plan/backward.h */
+static void print_order(const ra_plan_info *info)
+{
+    bool halved = strcmp(info->path, "sliding") != 0;
+    if (info->hops > 1) {
+        printf("backward: %s", halved ? "half of hop 0, hop" : "hop");
+        printf(info->hops > 2 ? "s 1 to %d" : " %d", info->hops - 1);
+        printf(", %shop 0\n", halved ? "the rest of " : "");
+    }
+}
+
 static ra_status print_text(const survey *s)
 {
     static const char *const vision[] = {"no vision", "vision over_window", "vision within_window"};
@@ -193,6 +204,7 @@ static ra_status print_text(const survey *s)
            layer->causal ? "causal" : "not causal", (long long)layer->window,
            vision[layer->vision]);
     printf("path %s: %s\n", info->path, info->reason);
+    print_order(info);
     print_owned(s);
     print_costs(s);
     RA_TRY(print_transfers(s));

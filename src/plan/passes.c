@@ -203,6 +203,23 @@ ra_status ra_piece_set_add(ra_piece_set *set, const ra_piece *pieces, int64_t co
     return status;
 }
 
+ra_status ra_piece_set_subtract(ra_piece_set *set, const ra_piece *pieces, int64_t count)
+{
+    ra_piece_set others = {0}, parts = {0}, left = {0};
+    ra_status status = ra_piece_set_add(&others, pieces, count);
+    status = status ? status : cut(set->piece, set->count, &others, FRESH, &parts);
+    status = status ? status : merge_marked(&left, parts.piece, parts.count, FRESH);
+    ra_piece_set_free(&others);
+    ra_piece_set_free(&parts);
+    if (status) {
+        ra_piece_set_free(&left);
+        return status;
+    }
+    ra_piece_set_free(set);
+    *set = left;
+    return RA_OK;
+}
+
 /* One list of the covers, from the computation whose mark is certain on. touched: what marks none;
  * used up. */
 static ra_status mark_list(ra_cover *const *covers, int count, bool keys, mark which,
@@ -223,7 +240,8 @@ static ra_status mark_list(ra_cover *const *covers, int count, bool keys, mark w
     return status;
 }
 
-ra_status ra_passes_mark(ra_cover *const *covers, int count, const ra_piece_set *later)
+ra_status ra_passes_mark(ra_cover *const *covers, int count, const ra_piece_set *begun,
+                         const ra_piece_set *later)
 {
     ra_piece_set touched = {0};
     for (int i = 0; i < count; i++) {
@@ -231,6 +249,7 @@ ra_status ra_passes_mark(ra_cover *const *covers, int count, const ra_piece_set 
     }
     RA_TRY(ra_piece_set_add(&touched, later->piece, later->count));
     RA_TRY(mark_list(covers, count, true, FINAL, &touched));
+    RA_TRY(ra_piece_set_add(&touched, begun->piece, begun->count));
     RA_TRY(mark_list(covers, count, true, FRESH, &touched));
     RA_TRY(mark_list(covers, count, false, FINAL, &touched));
     RA_TRY(mark_list(covers, count, false, FRESH, &touched));

@@ -17,14 +17,18 @@ typedef struct ra_piece_set {
 
 /* Adds sorted pieces; they may overlap those that are there. */
 ra_status ra_piece_set_add(ra_piece_set *set, const ra_piece *pieces, int64_t count);
+/* Takes the rows of sorted pieces out. */
+ra_status ra_piece_set_subtract(ra_piece_set *set, const ra_piece *pieces, int64_t count);
 void ra_piece_set_free(ra_piece_set *set);
 
 /* Drops every row that has no partner, in a cover that is linked, and links what is left. */
 ra_status ra_cover_trim(ra_cover *cover);
 
 /* Trims the covers, of computations in this order, and sets fresh and final of all pieces. Rows of
- * a received chunk are fresh and never final: they have one computation, and another owner. later:
- * own keys that something else adds to afterwards. */
-ra_status ra_passes_mark(ra_cover *const *covers, int count, const ra_piece_set *later);
+ * a received chunk are fresh and never final: they have one computation, and another owner. begun:
+ * own keys whose sums hold something before; later: own keys that something else adds to
+ * afterwards. */
+ra_status ra_passes_mark(ra_cover *const *covers, int count, const ra_piece_set *begun,
+                         const ra_piece_set *later);
 
 #endif

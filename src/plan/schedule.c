@@ -2,6 +2,7 @@
 #include "plan/schedule.h"
 
 #include "base/alloc.h"
+#include "plan/backward.h"
 #include "plan/need.h"
 #include "plan/passes.h"
 
@@ -227,7 +228,6 @@ static ra_status build_neighbourhood(ra_schedule *schedule, const ra_piece *own,
 {
     ra_hop *inner = &schedule->hop[0], *outer = &schedule->hop[1];
     schedule->hop_count = schedule->leg_count > 0 ? 2 : 1;
-    schedule->backwards = true; /* gradients of received rows travel home under the larger hop */
     RA_TRY(copy_pieces(own, own_count, &inner->cover.k, &inner->cover.k_count));
     RA_TRY(RA_NEW(&inner->cover.q, own_count));
     RA_TRY(RA_NEW(&outer->cover.q, own_count));
@@ -251,68 +251,22 @@ static ra_status build_neighbourhood(ra_schedule *schedule, const ra_piece *own,
     return RA_OK;
 }
 
-/* ---- what is done with a row before and afterwards */
-
-/* Own rows of all messages that this rank sends: their gradients come back. */
-static ra_status gather_returned(const ra_schedule *schedule, ra_piece_set *returned)
+/* In the order of the forward, which keys do not care about. */
+static ra_status mark_hops(ra_schedule *schedule)
 {
-    for (int l = 0; l < schedule->leg_count; l++) {
-        const ra_message *send = &schedule->leg[l].send;
-        ra_piece *pieces = NULL;
-        RA_TRY(RA_NEW(&pieces, send->range_count));
-        for (int64_t i = 0; i < send->range_count; i++) {
-            const ra_key_rows *range = &send->range[i];
-            pieces[i] = (ra_piece){.row = range->row,
-                                   .pos = range->pos,
-                                   .count = range->count,
-                                   .index = range->index,
-                                   .doc = range->doc,
-                                   .source = RA_SOURCE_OWN};
-        }
-        ra_status status = ra_piece_set_add(returned, pieces, send->range_count);
-        ra_free(pieces);
-        RA_TRY(status);
-    }
-    return RA_OK;
-}
-
-/* Neighbours of different documents become one. */
-static ra_status list_returned(ra_schedule *schedule, const ra_piece_set *returned)
-{
-    RA_TRY(RA_NEW(&schedule->returned, returned->count));
-    for (int64_t i = 0; i < returned->count; i++) {
-        const ra_piece *piece = &returned->piece[i];
-        ra_local_rows *last =
-            schedule->returned_count > 0 ? &schedule->returned[schedule->returned_count - 1] : NULL;
-        if (last && last->row == piece->row && last->index + last->count == piece->index) {
-            last->count += piece->count;
-        } else {
-            schedule->returned[schedule->returned_count++] =
-                (ra_local_rows){piece->row, piece->index, piece->count};
-        }
-    }
-    return RA_OK;
-}
-
-/* In the order of the backward: where that is not the forward's, each query is in one hop. */
-static ra_status mark_pieces(ra_schedule *schedule)
-{
-    ra_piece_set returned = {0};
+    const ra_piece_set nothing = {0};
     ra_cover **covers = NULL;
-    ra_status status = RA_NEW(&covers, schedule->hop_count);
-    for (int h = 0; h < schedule->hop_count && !status; h++) {
-        covers[h] = &schedule->hop[ra_schedule_backward_hop(schedule, h)].cover;
+    RA_TRY(RA_NEW(&covers, schedule->hop_count));
+    for (int h = 0; h < schedule->hop_count; h++) {
+        covers[h] = &schedule->hop[h].cover;
     }
-    status = status ? status : gather_returned(schedule, &returned);
-    status = status ? status : list_returned(schedule, &returned);
-    status = status ? status : ra_passes_mark(covers, schedule->hop_count, &returned);
+    ra_status status = ra_passes_mark(covers, schedule->hop_count, &nothing, &nothing);
     for (int h = 0; h < schedule->hop_count && !status; h++) {
         for (int64_t i = 0; i < covers[h]->q_count; i++) {
             const ra_piece *q = &covers[h]->q[i];
             schedule->resumes = schedule->resumes || !q->fresh || !q->final;
         }
     }
-    ra_piece_set_free(&returned);
     ra_free(covers);
     return status;
 }
@@ -332,7 +286,9 @@ ra_status ra_schedule_build(const ra_schedule_inputs *in, ra_schedule *out)
         schedule.hop_count = 2 + schedule.leg_count; /* all of them, should building fail */
         status = in->neighbourhood ? build_neighbourhood(&schedule, own, own_count)
                                    : build_chunked(&schedule, own, own_count);
-        status = status ? status : mark_pieces(&schedule);
+        status =
+            status || in->forward_only ? status : ra_backward_build(&schedule, !in->neighbourhood);
+        status = status ? status : mark_hops(&schedule);
     }
     ra_free(own);
     if (status) {
@@ -355,15 +311,22 @@ void ra_schedule_free(ra_schedule *schedule)
         ra_cover_free(&schedule->hop[h].cover);
     }
     ra_free(schedule->leg);
+    for (int i = 0; schedule->pass_cover && i < schedule->pass_count; i++) {
+        ra_cover_free(&schedule->pass_cover[i]);
+    }
     ra_free(schedule->hop);
+    ra_free(schedule->pass);
+    ra_free(schedule->pass_cover);
     ra_free(schedule->returned);
+    ra_free(schedule->empty);
     *schedule = (ra_schedule){0};
 }
 
 uint64_t ra_schedule_bytes(const ra_schedule *schedule)
 {
     uint64_t bytes = ra_alloc_bytes(schedule->leg) + ra_alloc_bytes(schedule->hop) +
-                     ra_alloc_bytes(schedule->returned);
+                     ra_alloc_bytes(schedule->pass) + ra_alloc_bytes(schedule->pass_cover) +
+                     ra_alloc_bytes(schedule->returned) + ra_alloc_bytes(schedule->empty);
     for (int l = 0; l < schedule->leg_count; l++) {
         bytes += ra_alloc_bytes(schedule->leg[l].send.range);
         bytes += ra_alloc_bytes(schedule->leg[l].recv.range);
@@ -371,6 +334,10 @@ uint64_t ra_schedule_bytes(const ra_schedule *schedule)
     for (int h = 0; h < 2 + schedule->leg_count; h++) {
         bytes += ra_alloc_bytes(schedule->hop[h].cover.q);
         bytes += ra_alloc_bytes(schedule->hop[h].cover.k);
+    }
+    for (int i = 0; schedule->pass_cover && i < schedule->pass_count; i++) {
+        bytes += ra_alloc_bytes(schedule->pass_cover[i].q);
+        bytes += ra_alloc_bytes(schedule->pass_cover[i].k);
     }
     return bytes;
 }

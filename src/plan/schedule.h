@@ -4,12 +4,13 @@
  * or transports.
  *
  * A leg is one distance: this rank sends key rows to rank + distance and receives some from rank -
- * distance (modulo the rank count). A hop is one computation; the legs whose rows it needs come
- * before it. Each needed row goes once from its owner to each reader, which is the fewest bytes
- * possible. Two builders differ in what a hop is: chunked        hop 0 = own keys, hop h = the rows
- * of leg h - 1; queries are resumed from hop to hop neighbourhood  hop 0 = queries that need own
- * keys only (computed under the exchange), hop 1 = all others, with own keys and the rows of all
- * legs at once; nothing is resumed. For sliding layers on contiguous shards.
+ * distance (modulo the rank count). A hop is one computation of the forward; the legs whose rows it
+ * needs come before it. Each needed row goes once from its owner to each reader, which is the
+ * fewest bytes possible. Two builders differ in what a hop is:
+ * chunked: hop 0 = own keys, hop h = the rows of leg h - 1; queries are resumed from hop to hop.
+ * neighbourhood: hop 0 = queries that need own keys only (computed under the exchange), hop 1 = all
+ * others, with own keys and the rows of all legs at once; nothing is
+ * resumed. For sliding layers on contiguous shards.
  */
 #ifndef RA_PLAN_SCHEDULE_H
 #define RA_PLAN_SCHEDULE_H
@@ -42,33 +43,38 @@ typedef struct ra_hop {
     int leg_first, leg_count;
     int64_t chunk_rows; /* received rows */
     int64_t kept_index; /* of this chunk along kept_k's sequence axis */
-    ra_cover cover;
+    ra_cover cover;     /* of the forward */
 } ra_hop;
+
+/* One computation of the backward: a hop, or half of hop 0 (plan/backward.h). */
+typedef struct ra_pass {
+    int hop;
+    const ra_cover *cover;
+} ra_pass;
 
 typedef struct ra_schedule {
     int leg_count, hop_count, n_prior;
     ra_leg *leg;
     ra_hop *hop;
     int64_t rows_received;
-    /* Own rows whose gradients other ranks add to, after the last hop that this rank does. */
+    /* Own rows whose gradients other ranks add to, after the last pass too. */
     int64_t returned_count;
     ra_local_rows *returned;
-    bool resumes;   /* some query piece is not both fresh and final: needs an f32 accumulator */
-    bool backwards; /* the backward computes the last hop first */
+    /* Those that another rank adds to before any pass does: their sums begin as zero. */
+    int64_t empty_count;
+    ra_local_rows *empty;
+    bool resumes; /* some query of the forward is not both fresh and final: needs an accumulator */
+    int pass_count; /* of the backward; 0 if the schedule is for forwards only */
+    ra_pass *pass;
+    ra_cover *pass_cover; /* [pass_count]; NULL without legs: the pass is hop 0 with its cover */
 } ra_schedule;
-
-/* The hop that the backward computes as its i-th. */
-static inline int ra_schedule_backward_hop(const ra_schedule *schedule, int i)
-{
-    return schedule->backwards ? schedule->hop_count - 1 - i : i;
-}
 
 typedef struct ra_schedule_inputs {
     const ra_tokens *tokens;
     const ra_pieces *pieces;
     ra_mask mask;
     int rank, rank_count;
-    bool neighbourhood;
+    bool neighbourhood, forward_only;
 } ra_schedule_inputs;
 
 ra_status ra_schedule_build(const ra_schedule_inputs *in, ra_schedule *out);

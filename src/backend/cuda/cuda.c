@@ -405,7 +405,7 @@ static const ra_backend_ops ops = {
     .close = close_cuda,
     .mark_event = mark_event,
     .follow = follow,
-    .landing_bytes = (int64_t)256 << 20, /* few exchanges: each has a launch and a wait */
+    .landing_bytes = (int64_t)1 << 30, /* few exchanges: each has a launch and a wait */
 };
 
 /* Memory that is free again is used again, but never by making an upload wait for a kernel. */
