@@ -348,7 +348,7 @@ template <typename E, int N, bool RS, int TA, int TB> void test_product(const ch
 
 /* ---- registers, warpgroups, dependent launches */
 
-/* A value each: of ex2, of cvt, of blocks that went through shared memory both ways. */
+/* A value each: of ex2, rcp and cvt, of blocks that went through shared memory both ways. */
 __global__ void __launch_bounds__(512, 1) register_kernel(float *out)
 {
     __shared__ __align__(1024) uint16_t block[4 * 64];
@@ -361,6 +361,7 @@ __global__ void __launch_bounds__(512, 1) register_kernel(float *out)
     } else {
         setmaxnreg_inc<240>();
         bar_sync<3, 256>();
+        bar_sync(4 + thread / 192, 64);
         if (thread < 160) {
             const uint32_t at = smem_address(block) + lane * 16;
             uint32_t r[4];
@@ -379,6 +380,7 @@ __global__ void __launch_bounds__(512, 1) register_kernel(float *out)
             st_shared_v4(at, make_uint4(lane, 1, 2, 3));
             const int4 v = ld_shared_v4(at);
             out[64 + lane] = v.x == lane && v.w == 3 && ex2_approx(3.0f) == 8.0f &&
+                             fabsf(rcp_approx(3.0f) * 3.0f - 1.0f) < 1e-6f &&
                              cvt_rn_x2<__nv_bfloat16>(1.0f, -2.0f) == 0xc0003f80u &&
                              cvt_rn_x2<__half>(1.0f, -2.0f) == 0xc0003c00u;
         }
@@ -389,12 +391,12 @@ void test_registers()
 {
     buffer<float> out(96);
     register_kernel<<<1, 512>>>(out.data);
-    finish("stmatrix, ldmatrix, cvt, ex2, setmaxnreg, named barriers");
+    finish("stmatrix, ldmatrix, cvt, ex2, rcp, setmaxnreg, named barriers");
     bool ok = true;
     for (int i = 0; i < 96; i++) {
         ok = ok && out[i] == 1.0f;
     }
-    expect(ok, "stmatrix, ldmatrix, cvt, ex2, setmaxnreg, named barriers");
+    expect(ok, "stmatrix, ldmatrix, cvt, ex2, rcp, setmaxnreg, named barriers");
 }
 
 __global__ void first_kernel(int *out)

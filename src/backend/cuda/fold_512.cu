@@ -30,29 +30,94 @@ __device__ __forceinline__ void prefetch_state(const fold_args &args, const fold
     }
 }
 
-/* One thread: the queries of each unit, slab by slab: the first are there when the last tile of the
- * unit before still uses the others. */
+template <int CTAS>
+__device__ __forceinline__ float *lse_at(const fold_args &args, const fold_unit *unit, int at)
+{
+    return view_at<float>(args.lse, unit->item.row, unit->head + cluster_rank<CTAS>(),
+                          (int64_t)unit->item.index + at);
+}
+
+/* What the softmax of a unit starts from: the reaches of its rows and the lse that they resume
+ * from. */
+template <int CTAS>
+__device__ __forceinline__ void copy_start(const fold_args &args, shared sm,
+                                           unit_reader<UNIT_SLOTS> of)
+{
+    const fold_unit *unit = of.unit();
+    const int count = unit->item.count;
+#pragma unroll 1
+    for (int at = threadIdx.x % 32; at < ROWS; at += 32) {
+        cp_async_ca<8>(smem_address(sm.reach(of.n) + at),
+                       args.reach + unit->item.reach + min(at, count - 1));
+        if (!(unit->item.flags & RA_WORK_FRESH) && at < count) {
+            cp_async_ca<4>(smem_address(sm.lse(at)), lse_at<CTAS>(args, unit, at));
+        } else {
+            *sm.lse(at) = -INFINITY;
+        }
+    }
+    cp_async_wait_all();
+}
+
+/* lse of a unit, when its sums are complete. Goes to the next unit. */
+template <int CTAS>
+__device__ __forceinline__ void store_lse(const fold_args &args, shared sm,
+                                          unit_reader<UNIT_SLOTS> &of)
+{
+    const fold_unit *unit = of.unit();
+    const int lane = threadIdx.x % 32;
+    mbarrier_wait(sm.bar(END_FULL), of.n & 1);
+#pragma unroll 1
+    for (int at = lane; at < unit->item.count; at += 32) {
+        const float2 end = *sm.end(at);
+        *lse_at<CTAS>(args, unit, at) = softmax_lse(end.y, end.x);
+    }
+    __syncwarp();
+    if (lane == 0) {
+        mbarrier_arrive(sm.bar(END_EMPTY));
+    }
+    of.release(sm.units(), lane == 0);
+}
+
+/* One warp: the queries of each unit, slab by slab, so that the first are there when the last tile
+ * of the unit before still uses the others; what its softmax starts from; and lse of the one
+ * before, which would hold up the softmax. */
 template <int CTAS> __device__ __forceinline__ void copy_queries(const fold_args &args, shared sm)
 {
-    unit_reader<UNIT_SLOTS> reader = sm.reader();
-    for (; reader.wait(sm.units()); reader.release(sm.units(), true)) {
+    const bool speaks = threadIdx.x % 32 == 0;
+    unit_reader<UNIT_SLOTS> reader = sm.reader(), before = reader;
+    for (; reader.wait(sm.units()); reader.n++) {
         const fold_unit *unit = reader.unit();
         const int head = unit->head + cluster_rank<CTAS>(), row = unit->item.row;
+        if (speaks) {
 #pragma unroll 1
-        for (int slab = 0; slab < SLABS; slab++) {
-            cp_async_bulk_prefetch_tensor_5d(&args.q, 0, unit->item.index, slab, head, row);
+            for (int slab = 0; slab < SLABS; slab++) {
+                cp_async_bulk_prefetch_tensor_5d(&args.q, 0, unit->item.index, slab, head, row);
+            }
         }
 #pragma unroll 1
         for (int slab = 0; slab < SLABS; slab++) {
             const uint32_t full = sm.bar(Q_FULL) + 8 * slab;
             mbarrier_wait(sm.bar(Q_EMPTY) + 8 * slab, (reader.n & 1) ^ 1);
-            mbarrier_arrive_expect_tx(full, Q_SLAB_BYTES);
-            cp_async_bulk_tensor_5d(sm.base + AT_Q + slab * Q_SLAB_BYTES, &args.q, full, 0,
-                                    unit->item.index, slab, head, row);
-            if (slab == 0 && !(unit->item.flags & RA_WORK_FRESH)) {
-                prefetch_state<CTAS>(args, unit);
+            if (speaks) {
+                mbarrier_arrive_expect_tx(full, Q_SLAB_BYTES);
+                cp_async_bulk_tensor_5d(sm.base + AT_Q + slab * Q_SLAB_BYTES, &args.q, full, 0,
+                                        unit->item.index, slab, head, row);
+                if (slab == 0 && !(unit->item.flags & RA_WORK_FRESH)) {
+                    prefetch_state<CTAS>(args, unit);
+                }
             }
         }
+        copy_start<CTAS>(args, sm, reader);
+        __syncwarp();
+        if (speaks) {
+            mbarrier_arrive(sm.bar(Q_FULL) + 8 * (SLABS - 1));
+        }
+        if (before.n < reader.n) {
+            store_lse<CTAS>(args, sm, before);
+        }
+    }
+    if (before.n < reader.n) {
+        store_lse<CTAS>(args, sm, before);
     }
 }
 
@@ -96,7 +161,7 @@ template <int CTAS> __device__ __forceinline__ void copy_values(const fold_args 
                 mbarrier_wait(sm.bar(V_EMPTY) + 8 * slot, (step / RING & 1) ^ 1);
                 mbarrier_arrive_expect_tx(full, SLOT_BYTES);
                 copy_part<CTAS>(to + slot * SLOT_BYTES, &args.v[run.source], full,
-                                run.index + step * (TILE / V_STEPS), part * (SLABS / CTAS),
+                                run.index + step * (SLOT_KEYS), part * (SLABS / CTAS),
                                 unit->kv_head, run.row);
             }
         });
@@ -113,8 +178,9 @@ __global__ void __launch_bounds__(THREADS, 1) fold_512(const __grid_constant__ f
     const int thread = threadIdx.x, warpgroup = thread / WARPGROUP;
     if (thread == 0) {
         for (int i = 0; i < SLABS; i++) {
-            mbarrier_init(sm.bar(Q_FULL + i), 1);
-            mbarrier_init(sm.bar(Q_EMPTY + i), 1);
+            const bool start = i == SLABS - 1; /* with what the softmax starts from */
+            mbarrier_init(sm.bar(Q_FULL + i), start ? 2 : 1);
+            mbarrier_init(sm.bar(Q_EMPTY + i), start ? 4 : 1);
         }
         for (int i = 0; i < RING; i++) {
             mbarrier_init(sm.bar(K_FULL + i), 1);
@@ -127,7 +193,7 @@ __global__ void __launch_bounds__(THREADS, 1) fold_512(const __grid_constant__ f
             mbarrier_init(sm.bar(P_EMPTY + i), 8);
         }
         mbarrier_init(sm.bar(END_FULL), 4);
-        mbarrier_init(sm.bar(END_EMPTY), 8);
+        mbarrier_init(sm.bar(END_EMPTY), 9);
         for (int i = 0; i < UNIT_SLOTS; i++) {
             mbarrier_init(sm.bar(UNIT_FULL + i), 1);
             mbarrier_init(sm.bar(UNIT_EMPTY + i), UNIT_READERS * CTAS);
@@ -145,7 +211,7 @@ __global__ void __launch_bounds__(THREADS, 1) fold_512(const __grid_constant__ f
             copy_keys<CTAS>(args, sm);
         } else if (thread == 32) {
             copy_values<CTAS>(args, sm);
-        } else if (thread == 64) {
+        } else if (thread / 32 == 2) {
             copy_queries<CTAS>(args, sm);
         } else if (thread == 96 && cluster_rank<CTAS>() == 0) {
             hand_out_units<CTAS>(args, sm.units());
@@ -153,12 +219,9 @@ __global__ void __launch_bounds__(THREADS, 1) fold_512(const __grid_constant__ f
     } else if (warpgroup == 1) {
         setmaxnreg_inc<SCORE_REGISTERS>();
         score_role<E, CTAS>(args, sm).run();
-    } else if (warpgroup == 2) {
-        setmaxnreg_inc<OUTPUT_REGISTERS>();
-        output_role<E, CTAS, 0>(args, sm).run();
     } else {
         setmaxnreg_inc<OUTPUT_REGISTERS>();
-        output_role<E, CTAS, 1>(args, sm).run();
+        output_role<E, CTAS>(args, sm, __shfl_sync(~0u, warpgroup - 2, 0)).run();
     }
     if constexpr (CTAS > 1) { /* nobody leaves while another CTA may still write to it */
         __syncwarp();
@@ -176,7 +239,7 @@ ra_status launch_as(const ra_fold_job *job, const ra_cuda_work *work, const ra_c
                             .q_slabs = 1,
                             .k_seq = TILE / CTAS,
                             .k_slabs = 1,
-                            .v_seq = TILE / V_STEPS,
+                            .v_seq = SLOT_KEYS,
                             .v_slabs = SLABS / CTAS};
     fold_args args;
     RA_TRY(fold_arguments(job, work, at, CTAS, box, &args));

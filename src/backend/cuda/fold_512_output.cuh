@@ -10,16 +10,19 @@
 namespace fold512
 {
 
-/* HALF: columns from 256 * HALF on. A constant, so that descriptors are in uniform registers. */
-template <typename E, int CTAS, int HALF> struct output_role {
+/* Both warpgroups run the same code, so that instruction caches hold it once. */
+template <typename E, int CTAS> struct output_role {
     const fold_args &args;
     shared sm;
+    int half; /* columns from 256 * half on */
     int thread, lane, row;
+    uint32_t values;   /* descriptor of this half of the first slot of values */
     uint32_t tile = 0; /* over all units */
 
-    __device__ __forceinline__ output_role(const fold_args &args_, shared sm_)
-        : args(args_), sm(sm_), thread(threadIdx.x % WARPGROUP), lane(thread % 32),
-          row(thread / 32 * 16 + lane / 4)
+    __device__ __forceinline__ output_role(const fold_args &args_, shared sm_, int half_)
+        : args(args_), sm(sm_), half(half_), thread(threadIdx.x % WARPGROUP), lane(thread % 32),
+          row(thread / 32 * 16 + lane / 4),
+          values(descriptor_low_mn(sm_.base + AT_V + half_ * HALF_SLOT, HALF_SLOT / 4))
     {
     }
 
@@ -40,24 +43,31 @@ template <typename E, int CTAS, int HALF> struct output_role {
     {
         mbarrier_wait(sm.bar(P_FULL) + 8 * stage(part), tile / 2 & 1);
     }
-    __device__ __forceinline__ float2 factors(uint32_t at) const
+    __device__ __forceinline__ float2 factors() const
     {
-        const float *from = (const float *)(sm.bytes + at) + row;
+        const float *from = (const float *)(sm.bytes + AT_SCALE) + tile % 2 * ROWS + row;
         return make_float2(from[0], from[8]);
     }
 
-    /* Values behind the run's end belong to somebody else, and 0 * NaN is NaN: this half of a slot
-     * gets zeros from key `count` on. Whole 128-byte rows, so that the swizzle does not matter. */
-    __device__ __forceinline__ void clear_tail(uint32_t slot, int count)
+    /* Values behind the run's end belong to somebody else, and 0 * NaN is NaN: this half of the
+     * slots that go with stage `part` gets zeros from their key `count` on. Whole 128-byte rows, so
+     * that the swizzle does not matter. */
+    __device__ __forceinline__ void clear_tail(int part, int count)
     {
-        if (thread / 8 >= count) {
+        uint32_t to = sm.base + AT_V + half * HALF_SLOT + thread * 16;
+#pragma unroll 1
+        for (int slot = 0; slot < RING; slot++) {
+            mbarrier_wait(sm.bar(V_FULL) + 8 * slot, part);
+            if (slot * SLOT_KEYS + thread / 8 >= count) {
 #pragma unroll
-            for (int slab = 0; slab < 4; slab++) {
-                st_shared_v4(slot + slab * (HALF_SLOT / 4) + thread * 16, make_uint4(0, 0, 0, 0));
+                for (int slab = 0; slab < 4; slab++) {
+                    st_shared_v4(to + slab * (HALF_SLOT / 4), make_uint4(0, 0, 0, 0));
+                }
             }
+            to += SLOT_BYTES;
         }
         fence_proxy_async();
-        bar_sync<1 + HALF, WARPGROUP>();
+        bar_sync(1 + half, WARPGROUP);
     }
 
     static __device__ __forceinline__ void multiply(float (&x)[64], float2 f)
@@ -83,11 +93,20 @@ template <typename E, int CTAS, int HALF> struct output_role {
         }
     }
 
+    /* What the group before those of stage `part` has used up: the last slot and its stage. */
+    __device__ __forceinline__ void give_back(int part)
+    {
+        release_values(RING - 1);
+        release(P_EMPTY, stage(part) ^ (part ? 1 : 3));
+    }
+
     enum progress { MORE, LAST, LAST_HALF };
 
-    /* Folds one tile in. A group stays in flight behind it; its slots and its stage are released
-     * behind the next group. pending: there is one from the tile before. LAST_HALF: the unit's last
-     * tile has no keys in its second half, which is still to be passed over. */
+    /* Folds one tile in. A group stays in flight behind it; what it uses is given back behind the
+     * next one. pending: there is one from the tile before; the first tile of a FRESH unit ignores
+     * what the accumulators held. LAST_HALF: the unit's last tile has no keys in its second half,
+     * which is still to be passed over. */
+    template <bool FRESH>
     __device__ __forceinline__ progress fold(float (&left)[64], float (&right)[64], bool pending)
     {
         int keys = 0;
@@ -102,7 +121,7 @@ template <typename E, int CTAS, int HALF> struct output_role {
                 const tile_info *info = sm.tile(tile);
                 keys = info->count;
                 last = info->last;
-                const float2 f = factors(AT_SCALE + tile % 2 * ROWS * 4);
+                const float2 f = factors();
                 if (__builtin_expect(__any_sync(~0u, f.x != 1.0f || f.y != 1.0f), 0)) {
                     wgmma_wait_group<0>();
                     wgmma_fence_operand(left);
@@ -111,27 +130,31 @@ template <typename E, int CTAS, int HALF> struct output_role {
                     multiply(right, f);
                 }
             }
+            bool behind = part || pending;
+            if (__builtin_expect(keys < (part + 1) * (TILE / 2), 0)) {
+                if (behind) { /* or its slot would not be filled again */
+                    wgmma_wait_group<0>();
+                    give_back(part);
+                    behind = false;
+                }
+                clear_tail(part, keys - part * (TILE / 2));
+            }
             const uint32_t p = descriptor_low_k(sm.base + AT_P + stage(part) * P_BYTES);
 #pragma unroll
-            for (int slot = 0; slot < RING; slot++) { /* 16 keys each */
-                const uint32_t values = sm.base + AT_V + slot * SLOT_BYTES + HALF * HALF_SLOT;
-                const uint32_t a = opaque(p + (slot * 32 >> 4));
-                const uint32_t b = opaque(descriptor_low_mn(values, HALF_SLOT / 4));
+            for (int slot = 0; slot < RING; slot++) {
+                const uint32_t a = opaque(p + (slot * SLOT_KEYS * 2 >> 4));
+                const uint32_t b = opaque(values) + (slot * SLOT_BYTES >> 4);
+                const int keep = !FRESH || part || slot || pending;
                 mbarrier_wait(sm.bar(V_FULL) + 8 * slot, part);
-                const int first = (part * RING + slot) * 16;
-                if (__builtin_expect(keys < first + 16, 0)) {
-                    clear_tail(values, keys - first);
-                }
                 wgmma_fence();
-                wgmma_ss<E, 0, 1>(left, descriptor(a), descriptor(b), 1);
-                wgmma_ss<E, 0, 1>(right, descriptor(a), descriptor(b + (HALF_SLOT / 2 >> 4)), 1);
+                wgmma_ss<E, 0, 1>(left, descriptor(a), descriptor(b), keep);
+                wgmma_ss<E, 0, 1>(right, descriptor(a), descriptor(b + (HALF_SLOT / 2 >> 4)), keep);
                 wgmma_commit_group();
                 wgmma_wait_group<1>();
-                if (part || slot || pending) {
-                    release_values(slot + RING - 1);
-                    if (slot == 0) {
-                        release(P_EMPTY, stage(part) ^ (part ? 1 : 3)); /* the one before */
-                    }
+                if (slot > 0) {
+                    release_values(slot - 1);
+                } else if (behind) {
+                    give_back(part);
                 }
             }
         }
@@ -141,7 +164,7 @@ template <typename E, int CTAS, int HALF> struct output_role {
     __device__ __forceinline__ void store(const fold_unit *unit, int head, const float (&left)[64],
                                           const float (&right)[64], float2 inverse)
     {
-        const int column = HALF * 256, limit = args.channels - column;
+        const int column = half * 256, limit = args.channels - column;
         if (unit->item.flags & RA_WORK_FINAL) {
             const row_pair<E> rows = view_rows<E>(args.out, unit, head, row, column);
             store_rows_as<E>(left, rows, inverse, limit, lane);
@@ -160,21 +183,17 @@ template <typename E, int CTAS, int HALF> struct output_role {
     {
         const int head = unit->head + cluster_rank<CTAS>();
         float left[64], right[64];
-        if constexpr (FRESH) {
-#pragma unroll
-            for (int i = 0; i < 64; i++) {
-                left[i] = right[i] = 0.0f;
-            }
-        } else {
-            const int column = HALF * 256, limit = args.channels - column;
+        if constexpr (!FRESH) {
+            const int column = half * 256, limit = args.channels - column;
             const row_pair<float> rows = view_rows<float>(args.acc, unit, head, row, column);
             load_rows(left, rows, limit, lane);
             load_rows(right, rows.at(128), limit - 128, lane);
         }
-        progress done = fold(left, right, false);
-        while (done == MORE) {
+        progress done;
+        uint32_t pending = 0; /* opaque: the first tile gets no code of its own */
+        while ((done = fold<FRESH>(left, right, opaque(pending))) == MORE) {
             tile++;
-            done = fold(left, right, true);
+            pending = 1;
         }
         wgmma_wait_group<0>();
         wgmma_fence_operand(left);
@@ -186,7 +205,8 @@ template <typename E, int CTAS, int HALF> struct output_role {
         }
         tile++;
         mbarrier_wait(sm.bar(END_FULL), number & 1);
-        const float2 inverse = factors(AT_INVERSE);
+        const float2 inverse =
+            make_float2(softmax_inverse(sm.end(row)->x), softmax_inverse(sm.end(row + 8)->x));
         release(END_EMPTY, 0);
         store(unit, head, left, right, inverse);
     }

@@ -16,25 +16,38 @@ template <typename E, int CTAS> struct score_role {
     static constexpr int N = TILE / 2; /* accumulator registers of a score tile */
     const fold_args &args;
     shared sm;
+    uint32_t operands;     /* descriptor of the first byte of shared memory */
     int thread, lane, row; /* row: the first of this thread's two */
     softmax_rows rows;
     float2 factor;
     float shift0, shift1;
     unit_reader<UNIT_SLOTS> reader; /* of the unit that the softmax is in */
-    uint32_t tile = 0;              /* that the softmax is in, over all units */
+    uint32_t turns = 0;             /* of the ring of stages: pairs of tiles, over all units */
 
     __device__ __forceinline__ score_role(const fold_args &args_, shared sm_)
-        : args(args_), sm(sm_), thread(threadIdx.x % WARPGROUP), lane(thread % 32),
-          row(thread / 32 * 16 + lane / 4), reader(sm_.reader())
+        : args(args_), sm(sm_), operands(descriptor_low_k(sm_.base)),
+          thread(threadIdx.x % WARPGROUP), lane(thread % 32), row(thread / 32 * 16 + lane / 4),
+          reader(sm_.reader())
     {
     }
 
+    /* `row` where it is rarely used: found anew, as to keep it costs a register of the loop. */
+    __device__ __forceinline__ int rare_row() const
+    {
+        const int own = opaque((uint32_t)thread);
+        return own / 32 * 16 + own % 32 / 4;
+    }
+
     /* The operands of a step are used up: the slot of keys, and behind the last tile of a unit the
-     * slab of queries. */
+     * slab of queries, with the last one what the unit started from. */
     __device__ __forceinline__ void release(int step, bool last)
     {
         release_slot<CTAS>(sm.bar(K_EMPTY) + 8 * (step % RING), thread);
-        if (last && thread == 0) {
+        if (step == K_STEPS - 1) {
+            if (last) {
+                hand_over(Q_EMPTY + step);
+            }
+        } else if (last && thread == 0) {
             mbarrier_arrive(sm.bar(Q_EMPTY) + 8 * step);
         }
     }
@@ -48,8 +61,9 @@ template <typename E, int CTAS> struct score_role {
         }
         mbarrier_wait(sm.bar(K_FULL) + 8 * (step % RING), step / RING & 1);
         wgmma_fence();
-        const uint32_t q = opaque(descriptor_low_k(sm.base + AT_Q + step * Q_SLAB_BYTES));
-        const uint32_t k = opaque(descriptor_low_k(sm.base + AT_K + step % RING * SLOT_BYTES));
+        const uint32_t base = opaque(operands);
+        const uint32_t q = base + (AT_Q + step * Q_SLAB_BYTES >> 4);
+        const uint32_t k = base + (AT_K + step % RING * SLOT_BYTES >> 4);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             wgmma_ss<E, 0, 0>(scores, descriptor(q + 2 * i), descriptor(k + 2 * i),
@@ -58,15 +72,18 @@ template <typename E, int CTAS> struct score_role {
         wgmma_commit_group();
     }
 
-    /* Masks half of the tile; the maxima of what this thread holds of it. */
+    /* Masks half of the tile, if a row of the warp does not see all of it; the maxima of what this
+     * thread holds of it. */
     template <bool PLAIN>
     __device__ __forceinline__ float2 own_max(float (&scores)[N], const tile_info *info, int half)
     {
         const int begin = half * (N / 2), end = begin + N / 2;
         if (!PLAIN && info->partial) {
-            const int2 *reach = sm.reach(reader.n) + row;
-            softmax_mask(scores, tile_columns(*info, reach[0]), tile_columns(*info, reach[8]), lane,
-                         begin, end);
+            const int2 *reach = sm.reach(reader.n) + rare_row();
+            const int2 a = tile_columns(*info, reach[0]), b = tile_columns(*info, reach[8]);
+            if (__any_sync(~0u, max(a.x, b.x) > begin * 2 || min(a.y, b.y) < end * 2)) {
+                softmax_mask(scores, a, b, lane, begin, end);
+            }
         }
         return softmax_own_max(scores, begin, end);
     }
@@ -93,7 +110,7 @@ template <typename E, int CTAS> struct score_role {
     {
         const int stage = 2 * TURN + half;
         if (part == 0) {
-            mbarrier_wait(sm.bar(P_EMPTY) + 8 * stage, (tile / 2 & 1) ^ 1);
+            mbarrier_wait(sm.bar(P_EMPTY) + 8 * stage, (turns & 1) ^ 1);
             if (half == 0) {
                 send_factors(AT_SCALE + TURN * ROWS * 4, factor.x, factor.y);
             }
@@ -102,11 +119,11 @@ template <typename E, int CTAS> struct score_role {
         softmax_exp(rows, scores, half * 32 + first * 8, half * 32 + end * 8, args.scale_log2,
                     shift0, shift1);
         const int target = thread / 32 * 16 + lane % 16;
-        const uint32_t to = sm.base + AT_P + stage * P_BYTES + target * 128;
+        const uint32_t to = sm.base + AT_P + target * 128 + (lane / 16 ^ (target & 7)) * 16;
 #pragma unroll
         for (int k = first; k < end; k++) {
             const float *p = scores + half * 32 + k * 8;
-            stmatrix_x4(to + ((k * 2 + lane / 16) ^ (target & 7)) * 16, cvt_rn_x2<E>(p[0], p[1]),
+            stmatrix_x4((opaque(to) ^ (k * 32)) + stage * P_BYTES, cvt_rn_x2<E>(p[0], p[1]),
                         cvt_rn_x2<E>(p[2], p[3]), cvt_rn_x2<E>(p[4], p[5]),
                         cvt_rn_x2<E>(p[6], p[7]));
         }
@@ -114,6 +131,14 @@ template <typename E, int CTAS> struct score_role {
             fence_proxy_async();
             hand_over(P_FULL + stage);
         }
+    }
+
+    /* The same for a half without keys, of which the output only wants to hear. */
+    template <int TURN> __device__ __forceinline__ void pass()
+    {
+        const int stage = 2 * TURN + 1;
+        mbarrier_wait(sm.bar(P_EMPTY) + 8 * stage, (turns & 1) ^ 1);
+        hand_over(P_FULL + stage);
     }
 
     /* What the output multiplies this thread's two rows by. */
@@ -136,37 +161,11 @@ template <typename E, int CTAS> struct score_role {
 
     /* ---- units */
 
-    __device__ __forceinline__ float *lse_at(const fold_unit *unit, int at) const
-    {
-        return view_at<float>(args.lse, unit->item.row, unit->head + cluster_rank<CTAS>(),
-                              (int64_t)unit->item.index + at);
-    }
-
-    /* What unit number n starts from, on its way to shared memory: the reaches of the warp's rows
-     * and the lse that they resume from. */
-    __device__ __forceinline__ void fetch(uint32_t n) const
-    {
-        const fold_unit *unit = reader.units + n % UNIT_SLOTS;
-        const int at = thread / 32 * 16 + lane, count = unit->item.count;
-        __syncwarp();
-        if (lane < 16) {
-            cp_async_ca<8>(smem_address(sm.reach(n) + at),
-                           args.reach + unit->item.reach + min(at, count - 1));
-            if (!(unit->item.flags & RA_WORK_FRESH) && at < count) {
-                cp_async_ca<4>(sm.base + AT_LSE + at * 4, lse_at(unit, at));
-            } else {
-                *(float *)(sm.bytes + AT_LSE + at * 4) = -INFINITY;
-            }
-        }
-    }
-
     /* The softmax starts from nothing, or from a state of maximum lse, sum 1 and numerator acc. */
     __device__ __forceinline__ void begin()
     {
-        cp_async_wait_all();
-        __syncwarp();
-        const float *lse = (const float *)(sm.bytes + AT_LSE) + row;
-        const float lse0 = lse[0], lse1 = lse[8], share = lane % 4 == 0 ? 1.0f : 0.0f;
+        const float lse0 = *sm.lse(row), lse1 = *sm.lse(row + 8),
+                    share = lane % 4 == 0 ? 1.0f : 0.0f;
         rows.max0 = lse0 * RA_LOG2E;
         rows.max1 = lse1 * RA_LOG2E;
         rows.sum0 = lse0 == -INFINITY ? 0.0f : share;
@@ -174,31 +173,19 @@ template <typename E, int CTAS> struct score_role {
         shift_rows();
     }
 
-    /* The unit's sums are complete: their inverses, for the output. */
-    __device__ __forceinline__ void end_sums()
+    /* The unit's sums are complete; the output and whoever stores lse do the rest. Goes to the next
+     * unit. */
+    __device__ __forceinline__ void end()
     {
         rows.sum0 = quad_sum(rows.sum0);
         rows.sum1 = quad_sum(rows.sum1);
         mbarrier_wait(sm.bar(END_EMPTY), (reader.n & 1) ^ 1);
-        send_factors(AT_INVERSE, softmax_inverse(rows.sum0), softmax_inverse(rows.sum1));
-        hand_over(END_FULL);
-    }
-
-    /* lse to memory. Goes to the next unit. */
-    __device__ __forceinline__ void end_unit()
-    {
-        const fold_unit *unit = reader.unit();
         if (lane % 4 == 0) {
-            const int rest = unit->item.count - row;
-            float *lse = lse_at(unit, row);
-            if (rest > 0) {
-                lse[0] = softmax_lse(rows.max0, rows.sum0);
-            }
-            if (rest > 8) {
-                lse[8 * args.lse.seq] = softmax_lse(rows.max1, rows.sum1);
-            }
+            const int at = rare_row();
+            *sm.end(at) = make_float2(rows.sum0, rows.max0);
+            *sm.end(at + 8) = make_float2(rows.sum1, rows.max1);
         }
-        __syncwarp();
+        hand_over(END_FULL);
         reader.release(sm.units(), lane == 0);
     }
 
@@ -221,35 +208,36 @@ template <typename E, int CTAS> struct score_role {
         const bool last = !PLAIN && info->last;
         const uint32_t unit = reader.n + 1;
         issue(next, 0, last, unit);
-        if (last) {
-            fetch(unit);
-        }
         wgmma_wait_group<1>();
         wgmma_fence_operand(scores);
         release(K_STEPS - 1, last);
-        const bool next_last = sm.tile(tile + 1)->last;
+        const bool next_last = sm.tile(turns * 2 + TURN + 1)->last;
         const auto advance = [&](int step) {
             issue(next, step, last, unit);
             wgmma_wait_group<1>();
             release(step - 1, next_last);
         };
+        const bool half = last && info->count <= TILE / 2; /* keys in the first one only */
         const float2 own = own_max<PLAIN>(scores, info, 0);
         advance(1);
-        raise(own, own_max<PLAIN>(scores, info, 1));
+        raise(own, half ? own : own_max<PLAIN>(scores, info, 1));
         advance(2);
         emit<TURN>(scores, 0, 0, 2);
         advance(3);
         emit<TURN>(scores, 0, 1, 2);
         advance(4);
-        emit<TURN>(scores, 1, 0, 2);
+        if (!half) {
+            emit<TURN>(scores, 1, 0, 2);
+        }
         advance(5);
-        emit<TURN>(scores, 1, 1, 2);
-        if (last) {
-            end_sums();
+        if (!half) {
+            emit<TURN>(scores, 1, 1, 2);
+        } else {
+            pass<TURN>();
         }
         advance(6);
         if (last) {
-            end_unit();
+            end();
         }
         advance(7);
         if (last) {
@@ -268,14 +256,13 @@ template <typename E, int CTAS> struct score_role {
         raise(own, own_max<false>(scores, info, 1));
         emit<TURN>(scores, 0, 0, 1);
         emit<TURN>(scores, 1, 0, 1);
-        end_sums();
-        end_unit();
+        end();
     }
 
     /* False: that was the last tile of all. */
     template <int TURN> __device__ __forceinline__ bool turn(float (&scores)[N], float (&next)[N])
     {
-        const tile_info *info = sm.tile(tile);
+        const tile_info *info = sm.tile(turns * 2 + TURN);
         const bool partial = info->partial, last = info->last;
         if (!partial && !last) {
             fold<true, TURN>(scores, next, info);
@@ -285,7 +272,7 @@ template <typename E, int CTAS> struct score_role {
         } else {
             fold<false, TURN>(scores, next, info);
         }
-        tile++;
+        turns += TURN;
         return true;
     }
 
@@ -294,7 +281,6 @@ template <typename E, int CTAS> struct score_role {
         if (!reader.wait(sm.units())) {
             return;
         }
-        fetch(0);
         float even[N], odd[N];
 #pragma unroll
         for (int i = 0; i < N; i++) {

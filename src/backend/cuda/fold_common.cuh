@@ -178,15 +178,18 @@ RA_PTX void walk_tiles(const fold_args &args, const fold_unit *unit, F visit)
 
 /* What the softmax needs of a tile. */
 struct tile_info {
-    int pos;     /* of the first key */
-    int count;   /* keys of the run from there on; more than a tile holds, or less */
-    int partial; /* some query does not see all of the tile */
-    int last;    /* of the item */
+    int pos;         /* of the first key */
+    int count;       /* keys of the run from there on; more than a tile holds, or less */
+    int16_t partial; /* some query does not see all of the tile */
+    int16_t last;    /* of the item */
 };
+constexpr int TILE_INFO_BYTES = 12;
+static_assert(sizeof(tile_info) == TILE_INFO_BYTES, "no holes");
 
 template <int TILE> RA_PTX tile_info describe_tile(const ra_work_run &run, bool last)
 {
-    return tile_info{run.pos, run.count, run.full_begin > 0 || run.full_end < TILE, last};
+    return tile_info{run.pos, run.count, (int16_t)(run.full_begin > 0 || run.full_end < TILE),
+                     (int16_t)last};
 }
 
 /* Columns [x, y) of the tile that a row with this reach may see. */

@@ -282,6 +282,11 @@ template <int ID, int N> RA_PTX void bar_sync()
 {
     asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(N) : "memory");
 }
+/* An id that is no constant. */
+RA_PTX void bar_sync(int id, int n)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n) : "memory");
+}
 template <int ID, int N> RA_PTX void bar_arrive()
 {
     asm volatile("bar.arrive %0, %1;" ::"n"(ID), "n"(N) : "memory");
@@ -362,6 +367,12 @@ template <> __device__ __forceinline__ uint32_t cvt_rn_x2<__half>(float low, flo
     uint32_t packed;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     return packed;
+}
+RA_PTX float rcp_approx(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 RA_PTX float ex2_approx(float x)
 {

@@ -55,9 +55,10 @@ RA_PTX float quad_sum(float x)
 /* Of what this thread holds of its two rows, elements [begin, end), both multiples of 8. */
 template <int N> RA_PTX float2 softmax_own_max(const float (&s)[N], int begin = 0, int end = N)
 {
-    float x0 = -INFINITY, x1 = -INFINITY, y0 = -INFINITY, y1 = -INFINITY;
+    float x0 = fmaxf(s[begin], s[begin + 1]), x1 = fmaxf(s[begin + 2], s[begin + 3]);
+    float y0 = fmaxf(s[begin + 4], s[begin + 5]), y1 = fmaxf(s[begin + 6], s[begin + 7]);
 #pragma unroll
-    for (int i = begin; i < end; i += 8) {
+    for (int i = begin + 8; i < end; i += 8) {
         x0 = fmaxf(x0, fmaxf(s[i], s[i + 1]));
         x1 = fmaxf(x1, fmaxf(s[i + 2], s[i + 3]));
         y0 = fmaxf(y0, fmaxf(s[i + 4], s[i + 5]));
@@ -125,11 +126,13 @@ RA_PTX void softmax_exp(softmax_rows &rows, float (&s)[N], int begin, int end, f
     }
 }
 
-/* A row's sum is complete: what its numerator is divided by, and its lse. A row without keys gives
- * 0 and -inf; a NaN stays one. */
+/* A row's sum is complete: what its numerator is multiplied by, and its lse. A row without keys
+ * gives 0 and -inf; a NaN stays one. Sums are 1 or more, but for rounding, and far from overflow,
+ * so that a step of Newton makes the inverse exact to a bit without the branches of a division. */
 RA_PTX float softmax_inverse(float sum)
 {
-    return sum == 0.0f ? 0.0f : __frcp_rn(sum);
+    const float x = rcp_approx(sum);
+    return sum == 0.0f ? 0.0f : fmaf(fmaf(-sum, x, 1.0f), x, x);
 }
 RA_PTX float softmax_lse(float max, float sum)
 {
