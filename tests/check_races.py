@@ -30,7 +30,7 @@ WRITE = "Write access at softmax_inverse(float)+0x1cbc0 " + at("fold_512_score.c
 READ = ("Read access at fold512::output_role<__half, (int)2>::factors() const+0xdf0 "
         + at("fold_512_output.cuh", "make_float2(from[0], from[8])"))
 SECOND = ("Write access at fold512::score_role<__half, (int)2>::emit(float (&)[64], int)+0x16560 "
-          + at("fold_512_score.cuh", "stmatrix_x4(to"))
+          + at("fold_512_score.cuh", "stmatrix_x4("))
 KNOWN = f"""========= COMPUTE-SANITIZER
 seed 1
 [ RUN      ] test_edges
