@@ -1,9 +1,9 @@
 /*
- * Properties of the backward's passes, on integers alone: random steps, every rank's schedule. a
- * the order, and that every allowed pair is computed exactly once, in one pass of one rank b  every
- * row's gradient is begun by the first pass that has it and ended by the last, but for rows that
- * other ranks add to c  what other ranks give is added to sums that hold something, while no pass
- * changes them
+ * Properties of the backward's passes, on integers alone: random steps, every rank's schedule.
+ *   a  the order, and that every allowed pair is computed exactly once, in one pass of one rank
+ *   b  every row's gradient is begun by the first pass that has it and ended by the last, but for
+ *      rows that other ranks add to
+ *   c  what other ranks give is added to sums that hold something, while no pass changes them
  */
 #include "support_plan.h"
 
