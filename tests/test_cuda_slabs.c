@@ -396,6 +396,26 @@ static void test_runs(void **state)
     cover_case_free(&c);
 }
 
+/* A workspace for one KV head and a bit more: slabs of a head each, whose sums stay in registers,
+ * and not slabs of parts of two heads, whose sums would go through memory. */
+static void test_whole_heads(void **state)
+{
+    (void)state;
+    ra_piece q = {.count = 8192, .last = 1}, k = {.count = 8192};
+    ra_cover cover = {.q_count = 1, .k_count = 1, .q = &q, .k = &k};
+    ra_slab_layout layout = {32, 16, 256, 66, (size_t)544 << 20};
+    ra_work work = {0};
+    ra_slabs slabs = {0};
+    support_limit(60, "whole heads");
+    ra_cover_link(&cover);
+    assert_int_equal(ra_work_build(&cover, 64, 0, &work), RA_OK);
+    assert_int_equal(ra_slabs_build(&cover, &work, &layout, &slabs), RA_OK);
+    assert_int_equal(slabs.kv_heads, 1);
+    assert_int_equal(slabs.slab_count, 1);
+    ra_slabs_free(&slabs);
+    ra_work_free(&work);
+}
+
 static void test_nothing(void **state)
 {
     (void)state;
@@ -462,9 +482,10 @@ int main(int argc, char **argv)
 {
     support_start(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random),  cmocka_unit_test(test_masks),
-        cmocka_unit_test(test_runs),    cmocka_unit_test(test_nothing),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_random),    cmocka_unit_test(test_masks),
+        cmocka_unit_test(test_runs),      cmocka_unit_test(test_whole_heads),
+        cmocka_unit_test(test_nothing),   cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,34 +6,42 @@
 #include "backend/cuda/check.h"
 #include "backend/cuda/element.cuh"
 
-enum { WARPS = 8, THREADS = WARPS * RA_WARP, BLOCKS_MAX = 132 * 16 };
+enum { WARPS = 8, THREADS = WARPS * RA_WARP, BLOCKS_MAX = 132 * 16, GRID_Y_MAX = 65535 };
 enum { PACK = 8, PACK_BYTES = 16 }; /* channels; bytes of an access */
+enum { DOT_ROWS = 4 };              /* of a warp at once: so many loads on their way */
 
 struct place {
     int64_t row, head, seq;
 };
 
-static __device__ place place_of(const ra_tensor &t, int64_t i)
+/* Calls body(place) for every ROWS rows of `like` that follow each other, by their first, a warp
+ * each. A block keeps to one head: finding it for each row takes divisions, longer than the row. */
+template <int ROWS = 1, typename Body>
+static __device__ void for_rows(const ra_tensor &like, Body body)
 {
-    int64_t seq = t.size[RA_SEQ], heads = t.size[RA_HEAD];
-    return {i / seq / heads, i / seq % heads, i % seq};
-}
-
-/* Calls body(place) for every row of `like`, a warp a row. */
-template <typename Body> static __device__ void for_rows(const ra_tensor &like, Body body)
-{
-    int64_t rows = like.size[RA_ROW] * like.size[RA_HEAD] * like.size[RA_SEQ];
-    int64_t step = (int64_t)gridDim.x * WARPS;
-    for (int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / RA_WARP; i < rows; i += step) {
-        body(place_of(like, i));
+    const uint32_t heads = (uint32_t)like.size[RA_HEAD], all = (uint32_t)like.size[RA_ROW] * heads;
+    const int64_t first = ((int64_t)blockIdx.x * WARPS + threadIdx.x / RA_WARP) * ROWS;
+    const int64_t step = (int64_t)gridDim.x * WARPS * ROWS;
+    for (uint32_t i = blockIdx.y; i < all; i += gridDim.y) {
+        for (int64_t seq = first; seq < like.size[RA_SEQ]; seq += step) {
+            body(place{i / heads, i % heads, seq});
+        }
     }
 }
 
-static int blocks_of(const ra_tensor *t)
+static int64_t at_most(int64_t x, int64_t limit)
 {
-    int64_t rows = t->size[RA_ROW] * t->size[RA_HEAD] * t->size[RA_SEQ];
-    int64_t blocks = (rows + WARPS - 1) / WARPS;
-    return (int)(blocks < BLOCKS_MAX ? blocks : (int64_t)BLOCKS_MAX);
+    return x < limit ? x : limit;
+}
+
+/* For for_rows: as many blocks as run at once, if there is work for them. */
+static dim3 grid_of(const ra_tensor *t, int rows = 1)
+{
+    int64_t heads = t->size[RA_ROW] * t->size[RA_HEAD];
+    int64_t blocks = (t->size[RA_SEQ] + WARPS * rows - 1) / (WARPS * rows);
+    RA_CHECK(heads <= UINT32_MAX);
+    int64_t share = (BLOCKS_MAX + heads - 1) / heads;
+    return dim3((unsigned)at_most(blocks, share), (unsigned)at_most(heads, GRID_Y_MAX));
 }
 
 /* Consecutive channels of one thread: W is PACK, or 1 where rows are not aligned. */
@@ -121,20 +129,32 @@ static __device__ pack<T, PACK> load_pack(const T *row, int64_t c)
 template <typename T, bool ALIGNED>
 static __global__ void dot_rows(ra_tensor a, ra_tensor b, ra_tensor dot)
 {
-    for_rows(a, [&](place at) {
-        const T *left = ra_row<T>(a, at.row, at.head, at.seq);
-        const T *right = ra_row<T>(b, at.row, at.head, at.seq);
-        float sum = 0;
+    for_rows<DOT_ROWS>(a, [&](place at) {
+        const int64_t last = a.size[RA_SEQ] - 1;
+        const T *left[DOT_ROWS], *right[DOT_ROWS];
+        float sum[DOT_ROWS] = {};
+        for (int r = 0; r < DOT_ROWS; r++) { /* behind the last row: that one again */
+            const int64_t seq = at.seq + r < last ? at.seq + r : last;
+            left[r] = ra_row<T>(a, at.row, at.head, seq);
+            right[r] = ra_row<T>(b, at.row, at.head, seq);
+        }
         for_packs<PACK>(a, [&](int64_t c) {
-            pack<T, PACK> x = load_pack<T, ALIGNED>(left, c);
-            pack<T, PACK> y = load_pack<T, ALIGNED>(right, c);
-            for (int i = 0; i < PACK; i++) {
-                sum += ra_to_f32(x.x[i]) * ra_to_f32(y.x[i]);
+            pack<T, PACK> x[DOT_ROWS], y[DOT_ROWS];
+            for (int r = 0; r < DOT_ROWS; r++) {
+                x[r] = load_pack<T, ALIGNED>(left[r], c);
+                y[r] = load_pack<T, ALIGNED>(right[r], c);
+            }
+            for (int r = 0; r < DOT_ROWS; r++) {
+                for (int i = 0; i < PACK; i++) {
+                    sum[r] += ra_to_f32(x[r].x[i]) * ra_to_f32(y[r].x[i]);
+                }
             }
         });
-        sum = ra_warp_sum(sum);
-        if (threadIdx.x % RA_WARP == 0) {
-            *ra_row<float>(dot, at.row, at.head, at.seq) = sum;
+        for (int r = 0; r < DOT_ROWS; r++) {
+            const float whole = ra_warp_sum(sum[r]);
+            if (threadIdx.x % RA_WARP == 0 && at.seq + r <= last) {
+                *ra_row<float>(dot, at.row, at.head, at.seq + r) = whole;
+            }
         }
     });
 }
@@ -174,13 +194,13 @@ static __global__ void pause_stream(long long cycles)
 template <typename T> static void fill(const ra_tensor *t, float value, cudaStream_t stream)
 {
     auto kernel = has_packs(t) ? fill_rows<T, PACK> : fill_rows<T, 1>;
-    kernel<<<blocks_of(t), THREADS, 0, stream>>>(*t, value);
+    kernel<<<grid_of(t), THREADS, 0, stream>>>(*t, value);
 }
 
 template <typename T> static void cast(const ra_tensor *to, const ra_tensor *from, cudaStream_t s)
 {
     auto kernel = has_packs(to) && has_packs(from) ? cast_rows<T, PACK> : cast_rows<T, 1>;
-    kernel<<<blocks_of(to), THREADS, 0, s>>>(*to, *from);
+    kernel<<<grid_of(to), THREADS, 0, s>>>(*to, *from);
 }
 
 template <typename T>
@@ -188,7 +208,7 @@ static void row_dot(const ra_tensor *a, const ra_tensor *b, const ra_tensor *dot
 {
     RA_CHECK(a->size[RA_CHAN] % PACK == 0); /* head dims are multiples of 8 */
     auto kernel = has_packs(a) && has_packs(b) ? dot_rows<T, true> : dot_rows<T, false>;
-    kernel<<<blocks_of(a), THREADS, 0, s>>>(*a, *b, *dot);
+    kernel<<<grid_of(a, DOT_ROWS), THREADS, 0, s>>>(*a, *b, *dot);
 }
 
 ra_status ra_cuda_fill(const ra_tensor *t, float value, cudaStream_t stream)
@@ -210,7 +230,7 @@ ra_status ra_cuda_add(const ra_tensor *to, const ra_tensor *from, cudaStream_t s
 {
     if (ra_tensor_count(to) > 0) {
         auto kernel = has_packs(to) && has_packs(from) ? add_rows<PACK> : add_rows<1>;
-        kernel<<<blocks_of(to), THREADS, 0, stream>>>(*to, *from);
+        kernel<<<grid_of(to), THREADS, 0, stream>>>(*to, *from);
         RA_CUDA_TRY(cudaGetLastError());
     }
     return RA_OK;

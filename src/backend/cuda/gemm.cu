@@ -150,6 +150,7 @@ RA_PTX void copy_units(const ra_gemm_args &args, shared sm)
 #pragma unroll 1
     for (; reader.wait(sm); reader.release(sm, true)) {
         const gemm_unit *u = reader.unit(sm);
+        griddepcontrol_wait(); /* the scores are there */
         if (u->kind == DQ) {
             copy_keys(args, sm, u, at);
         } else {
@@ -435,17 +436,15 @@ __global__ void __launch_bounds__(THREADS, 1) gemm(const __grid_constant__ ra_ge
     extern __shared__ __align__(1024) char bytes[];
     const int thread = threadIdx.x % WARPGROUP, warpgroup = threadIdx.x / WARPGROUP;
     const shared sm = open_shared(bytes, 1 + CONSUMER_WARPS);
-    begin_after_last(args.slab);
     if (warpgroup == 0) {
         setmaxnreg_dec<LOAD_REGISTERS>();
         if (thread == 0) {
             copy_units(args, sm);
         } else if (thread == 32 && cluster_ctarank() == 0) {
             const uint32_t units = (uint32_t)args.slab.unit_count * args.slab.kv_count;
-            hand_out<false>(sm, args.slab.counter, units,
-                            [&](uint32_t unit, int cta, int4(&word)[4]) {
-                                describe_unit(args.slab, unit, cta, word);
-                            });
+            hand_out<false>(sm, args.slab, units, [&](uint32_t unit, int cta, int4(&word)[4]) {
+                describe_unit(args.slab, unit, cta, word);
+            });
         }
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();

@@ -76,17 +76,22 @@ RA_PTX void release_stage(shared sm, int stage, int thread)
 
 /* ---- units: 64 bytes a CTA, of which the first word is not 0 */
 
-/* One thread of the cluster's first CTA: takes units in order for both CTAs. describe(unit, cta,
- * words) fills in what one CTA gets. LATE: takes the next one when the copies of the last one end,
- * not away from clusters that end sooner. */
+/* One thread of the cluster's first CTA: takes units in order for both CTAs, the first one before
+ * the last kernel has ended. describe(unit, cta, words) fills in what one CTA gets. LATE: takes the
+ * next one when the copies of the last one come to an end, not away from clusters that end sooner.
+ */
 template <bool LATE, typename F>
-RA_PTX void hand_out(shared sm, uint32_t *counter, uint32_t unit_count, F describe)
+RA_PTX void hand_out(shared sm, const ra_grad_slab &slab, uint32_t unit_count, F describe)
 {
+    const uint32_t clusters = gridDim.x / CTAS;
+    uint32_t unit = blockIdx.x / CTAS;
 #pragma unroll 1
     for (uint32_t n = 0;; n++) {
         const uint32_t slot = n % UNIT_SLOTS;
-        mbarrier_wait(sm.bar(UNIT_EMPTY + slot), (n / UNIT_SLOTS & 1) ^ 1);
-        const uint32_t unit = atomicAdd(counter, 1);
+        if (n > 0) {
+            mbarrier_wait(sm.bar(UNIT_EMPTY + slot), (n / UNIT_SLOTS & 1) ^ 1);
+            unit = clusters + atomicAdd(slab.counter, 1);
+        }
 #pragma unroll 1
         for (int cta = 0; cta < CTAS; cta++) {
             int4 word[4] = {};
@@ -99,6 +104,12 @@ RA_PTX void hand_out(shared sm, uint32_t *counter, uint32_t unit_count, F descri
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 st_async_v4(to + 16 * i, word[i], full);
+            }
+        }
+        if (n == 0) { /* only now are the counters this kernel's */
+            griddepcontrol_wait();
+            if (blockIdx.x == 0) {
+                *slab.next_counter = 0;
             }
         }
         if (unit >= unit_count) {
@@ -145,7 +156,9 @@ template <typename U> struct unit_reader {
 
 /* ---- beginning and end of both kernels */
 
-/* readers: warps and single threads of a CTA that read units. */
+/* readers: warps and single threads of a CTA that read units. The next kernel may start, too: as
+ * this one, it waits for the last one's end where it needs what that wrote, or writes what that
+ * read. */
 RA_PTX shared open_shared(char *bytes, int readers)
 {
     const shared sm = {bytes, smem_address(bytes)};
@@ -168,17 +181,8 @@ RA_PTX shared open_shared(char *bytes, int readers)
     __syncthreads();
     barrier_cluster_arrive();
     barrier_cluster_wait();
-    return sm;
-}
-
-/* The next kernel may start; what the last one wrote is there. */
-RA_PTX void begin_after_last(const ra_grad_slab &slab)
-{
     griddepcontrol_launch_dependents();
-    griddepcontrol_wait();
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
-        *slab.next_counter = 0;
-    }
+    return sm;
 }
 
 /* Nobody leaves while another CTA may still write to it. */

@@ -137,6 +137,7 @@ RA_PTX void fetch_unit_rows(const ra_score_args &args, shared sm, const score_un
         span[i] = span_in_block(args.reach, u, row + 32 * i, x[i]);
     }
     mbarrier_wait(sm.bar(LSE_EMPTY), parity ^ 1);
+    griddepcontrol_wait(); /* gemm has read the workspace and the last masks */
     uint32_t *dead = (uint32_t *)(args.slab.dead + u->dead + side * u->dead_step);
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; i++) {
@@ -356,7 +357,6 @@ __global__ void __launch_bounds__(THREADS, 1) score(const __grid_constant__ ra_s
     const int thread = threadIdx.x % WARPGROUP, warpgroup = threadIdx.x / WARPGROUP;
     const int chunks = args.slab.chan / RA_SLAB;
     const shared sm = open_shared(bytes, 1 + ROW_WARPS + CONSUMER_WARPS);
-    begin_after_last(args.slab);
     if (warpgroup == 0) {
         setmaxnreg_dec<LOAD_REGISTERS>();
         if (thread == 0) {
@@ -365,7 +365,7 @@ __global__ void __launch_bounds__(THREADS, 1) score(const __grid_constant__ ra_s
             const ra_grad_slab &slab = args.slab;
             const uint32_t units =
                 (uint32_t)((slab.block_count + 1) / 2) * slab.pairs * slab.kv_count;
-            hand_out<false>(sm, slab.counter, units, [&](uint32_t unit, int cta, int4(&word)[4]) {
+            hand_out<false>(sm, slab, units, [&](uint32_t unit, int cta, int4(&word)[4]) {
                 describe_unit(args.slab, unit, cta, word);
             });
         } else if (thread >= WARPGROUP - 32 * ROW_WARPS) {

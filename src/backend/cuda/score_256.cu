@@ -30,6 +30,10 @@ static_assert(PLACES * PLACE_BYTES <= AT_STAGING && AT_KEYS % 16 == 0 && AT_ROWS
  * sum for complete only if it was added to in the same one. */
 constexpr int DEPTH = 16, EARLY = 12;
 
+/* The next run is taken when so many blocks are left to copy: in time to be described and to
+ * begin behind the last of them. */
+constexpr int TAKE_BLOCKS = 3;
+
 using run_place = place_in_ring<PLACES>;
 
 /* What one CTA computes. */
@@ -152,7 +156,7 @@ RA_PTX void copy_units(const ra_score_args &args, shared sm)
 #pragma unroll 1
         for (int i = 0; i < u->blocks; i++) {
             const ra_slab_tile tile = args.slab.tile[args.slab.block[u->block + i].tile];
-            if (i + 1 == u->blocks) {
+            if (i == max(u->blocks - TAKE_BLOCKS, 0)) {
                 reader.ends(sm);
             }
 #pragma unroll 1
@@ -202,6 +206,7 @@ RA_PTX void fetch_unit_rows(const ra_score_args &args, shared sm, const run_unit
         sees[i] = live ? __ldg((const int2 *)(args.reach + u->reach + row)) : make_int2(0, 0);
     }
     mbarrier_wait(rows_empty_at(sm, warpgroup), parity ^ 1);
+    griddepcontrol_wait(); /* gemm has read the workspace and the last masks */
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; i++) {
         const bool dead = x[i] == -INFINITY;
@@ -409,7 +414,6 @@ __global__ void __launch_bounds__(THREADS, 1) score_256(const __grid_constant__ 
         }
     }
     const shared sm = open_shared(bytes, 1 + ROW_WARPS + CONSUMER_WARPS);
-    begin_after_last(args.slab);
     if (warpgroup == 0) {
         setmaxnreg_dec<LOAD_REGISTERS>();
         if (thread == 0) {
@@ -417,7 +421,7 @@ __global__ void __launch_bounds__(THREADS, 1) score_256(const __grid_constant__ 
         } else if (thread == 32 && cluster_ctarank() == 0) {
             const ra_grad_slab &slab = args.slab;
             const uint32_t units = (uint32_t)slab.run_count * slab.pairs * slab.kv_count;
-            hand_out<true>(sm, slab.counter, units, [&](uint32_t unit, int cta, int4(&word)[4]) {
+            hand_out<true>(sm, slab, units, [&](uint32_t unit, int cta, int4(&word)[4]) {
                 describe_unit(args.slab, unit, cta, word);
             });
         } else if (thread >= WARPGROUP - 32 * ROW_WARPS) {

@@ -34,6 +34,7 @@ static ra_status list_tiles(ra_slab_builder *b)
     }
     RA_TRY(RA_NEW(&b->out->tile, count));
     RA_TRY(RA_NEW(&b->tile_when, count));
+    RA_TRY(RA_NEW(&b->tile_blocks, count));
     b->out->tile_count = count;
     for (int64_t i = 0; i < cover->k_count; i++) {
         const ra_piece *k = &cover->k[i];
@@ -68,6 +69,7 @@ static ra_status add_blocks(ra_slab_builder *b, const ra_piece *q, int64_t begin
             RA_TRY(RA_RESERVE(&b->block, &b->block_capacity, b->block_count + 1));
             b->block[b->block_count++] =
                 (ra_slab_block){(int32_t)b->out->strip_count, (int32_t)(b->tile_first[i] + t)};
+            b->tile_blocks[b->tile_first[i] + t]++;
         }
     }
     return RA_OK;
@@ -160,11 +162,14 @@ static void tally_group(ra_slab_builder *b, const ra_slab_group *g, int32_t stam
             b->tile_stamp[tile] = stamp;
             b->tile_refs[tile] = 0;
             t->tiles++;
+            t->part_tiles++;
         }
         t->longest_tile = ra_max_i64(t->longest_tile, ++b->tile_refs[tile]);
+        t->part_tiles -= b->tile_refs[tile] == b->tile_blocks[tile];
     }
     t->blocks += g->count;
     t->strips++;
+    t->part_strips += ra_slab_part_of_strip(b, g);
     t->strip_steps += steps;
     t->longest_strip = ra_max_i64(t->longest_strip, steps);
 }
@@ -321,9 +326,9 @@ ra_status ra_slabs_build(const ra_cover *cover, const ra_work *work, const ra_sl
         .parts = (layout->chan + RA_PRODUCT_CHAN - 1) / RA_PRODUCT_CHAN,
     };
     ra_status status = build(&b, &cursor);
-    void *scratch[] = {b.tile_first, b.block,      b.strip_block, b.strip_when, b.tile_when,
-                       b.groups,     b.tile_stamp, b.tile_refs,   b.cost,       b.from,
-                       b.end,        b.best,       cursor};
+    void *scratch[] = {b.tile_first, b.block,       b.strip_block, b.strip_when, b.tile_when,
+                       b.groups,     b.tile_blocks, b.tile_stamp,  b.tile_refs,  b.cost,
+                       b.from,       b.end,         b.best,        cursor};
     for (size_t i = 0; i < sizeof scratch / sizeof *scratch; i++) {
         ra_free(scratch[i]);
     }

@@ -29,7 +29,8 @@ typedef struct ra_slab_builder {
     int64_t strip_when_capacity;
     ra_slab_group *groups;
     int64_t group_count, group_capacity;
-    int32_t *tile_stamp, *tile_refs; /* scratch, [tile_count] */
+    int32_t *tile_blocks;            /* of all slabs together, [tile_count] */
+    int32_t *tile_stamp, *tile_refs; /* scratch, likewise */
     double *cost;                    /* scratch, [group_count + 1] */
     int32_t *from;                   /* scratch, likewise */
     int32_t *end;                    /* of each slab in groups; of the cut at hand */
@@ -47,7 +48,14 @@ static inline int64_t ra_slab_steps(int64_t count)
 /* What the cost of a slab depends on. */
 typedef struct ra_slab_tally {
     int64_t blocks, strips, tiles, strip_steps, longest_strip, longest_tile;
+    int64_t part_strips, part_tiles; /* those that other slabs add to, too */
 } ra_slab_tally;
+
+/* Does another group, of another band, hold blocks of this one's strip? */
+static inline bool ra_slab_part_of_strip(const ra_slab_builder *b, const ra_slab_group *g)
+{
+    return g->count < b->strip_block[g->strip + 1] - b->strip_block[g->strip];
+}
 
 /* Predicted, in steps. uneven: how much of a shorter unit is lost at the end. */
 double ra_slab_cost(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads, double uneven);

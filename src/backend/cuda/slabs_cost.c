@@ -17,6 +17,8 @@ enum {
 /* A step takes 1024 clocks; in that time memory moves about so much. */
 static const double bytes_a_step = 2.7e6;
 static const double gemm_factor = 1.08;
+/* What products do not hide of sums that go through memory. */
+static const double sums_factor = 0.5;
 
 /* Units of two sizes, the longer first, each to whoever is free: when the last one ends. */
 static double two_sizes(double long_count, double longer, double short_count, double shorter,
@@ -72,20 +74,26 @@ static double score_cost(const ra_slab_builder *b, const ra_slab_tally *t, int k
     return steps > memory ? steps : memory;
 }
 
+/* Reading and writing the sums of so many strips and tiles. */
+static double sums_memory(const ra_slab_builder *b, int64_t strips, int64_t tiles, int kv_heads)
+{
+    double outputs = (double)(strips * b->pairs + tiles) * kv_heads * b->parts;
+    return outputs * 2 * 2 * RA_BLOCK_ROWS * RA_PRODUCT_CHAN * sizeof(float) / bytes_a_step;
+}
+
 /* What memory alone takes: ds is read twice, p once, results are read and written. */
 static double gemm_memory(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads)
 {
-    double units = (double)b->pairs * kv_heads;
-    double outputs = ((double)t->strips * units + (double)(t->tiles + 1) * kv_heads) * b->parts;
-    double added = 2 * 2 * RA_BLOCK_ROWS * RA_PRODUCT_CHAN * sizeof(float);
-    double blocks = 2 * units * (double)t->blocks * RA_BLOCK_BYTES * 1.5;
-    return (blocks + outputs * added) / bytes_a_step;
+    double blocks = 2.0 * b->pairs * kv_heads * (double)t->blocks * RA_BLOCK_BYTES * 1.5;
+    return blocks / bytes_a_step + sums_memory(b, t->strips, t->tiles + 1, kv_heads);
 }
 
 static double whole_cost(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads,
                          double steps)
 {
-    double memory = gemm_memory(b, t, kv_heads), products = steps * gemm_factor;
+    double memory = gemm_memory(b, t, kv_heads);
+    double sums = sums_memory(b, t->part_strips, t->part_tiles, kv_heads);
+    double products = steps * gemm_factor + sums * sums_factor;
     return score_cost(b, t, kv_heads) + (products > memory ? products : memory) + LAUNCH_STEPS;
 }
 
@@ -160,12 +168,14 @@ static int64_t sizes_of(ra_slab_builder *b, int32_t from, int32_t to, int kv_hea
         size[count++] = (ra_slab_size){(double)steps, (int64_t)b->pairs * kv_heads * b->parts};
         t->blocks += g->count;
         t->strips++;
+        t->part_strips += ra_slab_part_of_strip(b, g);
     }
     int64_t open = 0; /* refs of a tile that has no partner yet */
     for (int64_t tile = low; tile < high; tile++) {
         int64_t refs = b->tile_refs[tile];
         b->tile_refs[tile] = 0;
         t->tiles += refs > 0;
+        t->part_tiles += refs > 0 && refs < b->tile_blocks[tile];
         bool last = tile + 1 == high;
         if (refs > 0 && open == 0 && !last) {
             open = refs;
