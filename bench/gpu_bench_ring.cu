@@ -5,8 +5,9 @@
  * Efficiency is the time of the whole problem on one GPU, by the same clock, divided by the ranks
  * and by that. GPUs of one kind differ by some percent, and slow down by as much as they get warm:
  * so each is timed with the whole problem, all at once, before the ranks work together and
- * afterwards, and the mean is taken. What exchanges cost is read off a trace, in calls of
- * their own; --trace PREFIX keeps it in PREFIX.ROW.TRANSPORT.CALL.RANK.json.
+ * afterwards, and the mean is taken; where calls are short, twice in turns. What exchanges cost is
+ * read off a trace, in calls of their own; --trace PREFIX keeps it in
+ * PREFIX.ROW.TRANSPORT.CALL.RANK.json.
  */
 #include <algorithm>
 #include <cstring>
@@ -33,9 +34,9 @@ static const ring_shape shapes[] = {
     {"d512 32/4 causal, 16384 in 8 documents, zigzag", 16384, 32, 4, 512, 0, 8, true},
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0], CHECKED_SEQ = 4096, TIMEOUT_MS = 120000 };
-enum { WARM_CALLS = 3, TIMED_CALLS = 2 }; /* at most; at least */
-static const double warm_seconds = 0.3;
-static const double difference_allowed = 1e-2; /* bf16, in another order */
+enum { ROUNDS = 2 };                                         /* of one GPU and the ranks in turns */
+static const double warm_seconds = 0.1, long_seconds = 0.05; /* of a call: one round */
+static const double difference_allowed = 1e-2;               /* bf16, in another order */
 
 struct options {
     int ranks = 2;
@@ -92,26 +93,31 @@ static double mean(ra_comm *comm, double value)
     return std::accumulate(all.begin(), all.end(), 0.0) / (double)all.size();
 }
 
-/* Milliseconds of a call on the slowest rank. */
-static double time_calls(const shard &p, ra_comm *comm, bool backward, double seconds)
+/* Seconds of `calls` calls, one behind the other, on the slowest rank. */
+static double run_calls(const shard &p, ra_comm *comm, bool backward, int calls)
 {
-    double took = 0, warm = 0;
-    for (int call = 0; call < WARM_CALLS && warm < warm_seconds; call++) {
-        largest(comm, 0);
-        double start = now();
-        job_call(p, backward);
-        shard_wait(p);
-        took = largest(comm, now() - start);
-        warm += took;
-    }
-    int calls = (int)(seconds / took) + TIMED_CALLS;
     largest(comm, 0);
     double start = now();
     for (int i = 0; i < calls; i++) {
         job_call(p, backward);
     }
     shard_wait(p);
-    return 1e3 * largest(comm, now() - start) / calls;
+    return largest(comm, now() - start);
+}
+
+/* Milliseconds of a call, warm: twice as many calls at a time until they have taken long enough.
+ * `seconds` are those of all rounds. */
+static double time_calls(const shard &p, ra_comm *comm, bool backward, double seconds)
+{
+    int calls = 1;
+    double took = run_calls(p, comm, backward, calls);
+    while (took < warm_seconds) {
+        calls *= 2;
+        took = run_calls(p, comm, backward, calls);
+    }
+    double each = took / calls;
+    calls = (int)(seconds / (each < long_seconds ? ROUNDS : 1) / each) + 2;
+    return 1e3 * run_calls(p, comm, backward, calls) / calls;
 }
 
 static times time_both(const seat &at, const ring_shape &s, ra_comm *comm)
@@ -176,7 +182,7 @@ struct shares {
  * call warms up. A trace waits for every computation, so these calls are not timed. */
 static shares read_trace(const seat &at, int index, bool backward)
 {
-    enum { EVENTS = 4096, CALLS = 4 };
+    enum { EVENTS = 4096, CALLS = 3 };
     int rank = ra_comm_rank(at.comm);
     ra_trace *trace = nullptr;
     shard p;
@@ -203,8 +209,50 @@ static shares read_trace(const seat &at, int index, bool backward)
             largest(at.comm, (sum.exposed - warm.exposed) / wall)};
 }
 
-/* single: of the last row's problem, behind it; then of this row's. */
-static void run_row(const seat &at, int index, const ring_shape **timed, times *single)
+/* One GPU and the ranks together, in turns. */
+struct row_times {
+    std::vector<times> single; /* one more, before and behind */
+    std::vector<times> ranks;
+};
+
+static double mean_of(const std::vector<times> &t, int backward)
+{
+    double sum = 0;
+    for (const times &one : t) {
+        sum += one.ms[backward];
+    }
+    return sum / (double)t.size();
+}
+
+/* last: one GPU's, from the row before if that is of the same problem. */
+static row_times time_row(const seat &at, const ring_shape &s, const times *last)
+{
+    row_times t;
+    t.single.push_back(last ? *last : time_single(at, s));
+    do {
+        t.ranks.push_back(time_both(at, s, at.comm));
+        t.single.push_back(time_single(at, s));
+    } while (t.ranks.size() < ROUNDS && t.ranks[0].ms[0] < 1e3 * long_seconds);
+    return t;
+}
+
+static void print_row(const seat &at, int index, int backward, const row_times &t,
+                      const shares &share, double difference)
+{
+    double one = mean_of(t.single, backward), together = mean_of(t.ranks, backward);
+    std::printf("%-8s %-52s %-8s %9.3f ms, one GPU %9.3f ms (", at.transport, shapes[index].name,
+                backward ? "backward" : "forward", together, one);
+    for (size_t i = 0; i < t.single.size(); i++) {
+        std::printf("%s%.3f", i > 0 ? ", " : "", t.single[i].ms[backward]);
+    }
+    std::printf("): efficiency %.3f, compute %5.1f %%, exposed %4.1f %%, differs by %.1e\n",
+                one / ra_comm_size(at.comm) / together, 100 * share.compute, 100 * share.exposed,
+                difference);
+    std::fflush(stdout);
+}
+
+/* last: one GPU's times and problem, behind the row before; then of this row. */
+static void run_row(const seat &at, int index, const ring_shape **last, times *single)
 {
     const ring_shape &s = shapes[index];
     bool first = ra_comm_rank(at.comm) == 0;
@@ -217,34 +265,26 @@ static void run_row(const seat &at, int index, const ring_shape **timed, times *
         }
         return;
     }
-    times before = *timed && same_problem(**timed, s) ? *single : time_single(at, s);
-    times took = time_both(at, s, at.comm);
-    *single = time_single(at, s);
-    *timed = &s;
+    row_times t = time_row(at, s, *last && same_problem(**last, s) ? single : nullptr);
+    *last = &s;
+    *single = t.single.back();
     for (int backward = 0; backward < 2; backward++) {
         shares share = read_trace(at, index, backward != 0);
-        double alone = (before.ms[backward] + single->ms[backward]) / 2;
         if (first) {
-            std::printf("%-8s %-52s %-8s %9.3f ms, one GPU %9.3f ms (%.3f, then %.3f): efficiency "
-                        "%.3f, compute %5.1f %%, exposed %4.1f %%, differs by %.1e\n",
-                        at.transport, s.name, backward ? "backward" : "forward", took.ms[backward],
-                        alone, before.ms[backward], single->ms[backward],
-                        alone / ra_comm_size(at.comm) / took.ms[backward], 100 * share.compute,
-                        100 * share.exposed, difference);
-            std::fflush(stdout);
+            print_row(at, index, backward, t, share, difference);
         }
     }
 }
 
 static void run_rank(seat at)
 {
-    const ring_shape *timed = nullptr;
+    const ring_shape *last = nullptr;
     times single = {};
     at.device = ra_comm_rank(at.comm) % ra_cuda_device_count();
     MUST_RA(ra_backend_open_cuda(at.device, nullptr, &at.backend));
     for (int i = 0; i < SHAPES; i++) {
         if (strstr(shapes[i].name, at.o->only)) {
-            run_row(at, i, &timed, &single);
+            run_row(at, i, &last, &single);
         }
     }
     ra_comm_close(at.comm);
