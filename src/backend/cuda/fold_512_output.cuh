@@ -54,11 +54,12 @@ template <typename E, int CTAS> struct output_role {
      * that the swizzle does not matter. */
     __device__ __forceinline__ void clear_tail(int part, int count)
     {
-        uint32_t to = sm.base + AT_V + half * HALF_SLOT + thread * 16;
+        const uint32_t own = opaque((uint32_t)thread); /* not kept over the loop for this */
+        uint32_t to = sm.base + AT_V + half * HALF_SLOT + own * 16;
 #pragma unroll 1
         for (int slot = 0; slot < RING; slot++) {
             mbarrier_wait(sm.bar(V_FULL) + 8 * slot, part);
-            if (slot * SLOT_KEYS + thread / 8 >= count) {
+            if (slot * SLOT_KEYS + (int)(own / 8) >= count) {
 #pragma unroll
                 for (int slab = 0; slab < 4; slab++) {
                     st_shared_v4(to + slab * (HALF_SLOT / 4), make_uint4(0, 0, 0, 0));
@@ -85,7 +86,6 @@ template <typename E, int CTAS> struct output_role {
     __device__ __forceinline__ void pass()
     {
         wait_stage(1);
-        release(P_EMPTY, stage(1));
 #pragma unroll
         for (int slot = 0; slot < RING; slot++) {
             mbarrier_wait(sm.bar(V_FULL) + 8 * slot, 1);
@@ -93,11 +93,16 @@ template <typename E, int CTAS> struct output_role {
         }
     }
 
-    /* What the group before those of stage `part` has used up: the last slot and its stage. */
-    __device__ __forceinline__ void give_back(int part)
+    /* What the group before those of stage `part` has used up: the last slot and its stage. The
+     * stages of a unit's last tile are kept, for the store. */
+    __device__ __forceinline__ void give_back(int part, bool last)
     {
         release_values(RING - 1);
-        release(P_EMPTY, stage(part) ^ (part ? 1 : 3));
+        if (part == 0) {
+            release(P_EMPTY, stage(0) ^ 3);
+        } else if (!last) {
+            release(P_EMPTY, stage(0));
+        }
     }
 
     enum progress { MORE, LAST, LAST_HALF };
@@ -134,7 +139,7 @@ template <typename E, int CTAS> struct output_role {
             if (__builtin_expect(keys < (part + 1) * (TILE / 2), 0)) {
                 if (behind) { /* or its slot would not be filled again */
                     wgmma_wait_group<0>();
-                    give_back(part);
+                    give_back(part, last);
                     behind = false;
                 }
                 clear_tail(part, keys - part * (TILE / 2));
@@ -154,25 +159,86 @@ template <typename E, int CTAS> struct output_role {
                 if (slot > 0) {
                     release_values(slot - 1);
                 } else if (behind) {
-                    give_back(part);
+                    give_back(part, last);
                 }
             }
         }
         return last ? LAST : MORE;
     }
 
+    /* ---- the store, through shared memory, so that warps write whole lines. Behind a unit's last
+     * product the stages of its last tile are free: 16 rows of 128 bytes for each warp, their
+     * 16-byte chunks swizzled like an operand's. */
+
+    /* 128 bytes of each of a warp's rows, scaled and rounded: elements of x from `first` on. */
+    template <typename T>
+    static __device__ __forceinline__ void stage_rows(const float (&x)[64], int first, uint32_t at,
+                                                      float2 scale)
+    {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const uint32_t to = opaque(at) ^ (k * 32);
+            if constexpr (sizeof(T) == 2) {
+                const float *p = x + first + k * 8;
+                stmatrix_x4(to, cvt_rn_x2<T>(p[0] * scale.x, p[1] * scale.x),
+                            cvt_rn_x2<T>(p[2] * scale.y, p[3] * scale.y),
+                            cvt_rn_x2<T>(p[4] * scale.x, p[5] * scale.x),
+                            cvt_rn_x2<T>(p[6] * scale.y, p[7] * scale.y));
+            } else {
+                const float *p = x + first + k * 4;
+                st_shared_v2(to, p[0] * scale.x, p[1] * scale.x);
+                st_shared_v2(to + 8 * 128, p[2] * scale.y, p[3] * scale.y);
+            }
+        }
+    }
+
+    /* What is staged to memory, four rows at a time; rows: those from this lane's first on. Goes on
+     * to the next 128 bytes. */
+    template <typename T>
+    static __device__ __forceinline__ void send_rows(uint32_t from, T *&to, int64_t seq, int rows)
+    {
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 16; i += 4) {
+            const int4 v = ld_shared_v4((opaque(from) ^ (i & 4) * 16) + i * 128);
+            if (i < rows) {
+                __stcg((int4 *)to, v);
+            }
+            to += 4 * seq;
+        }
+        to += 128 / (int)sizeof(T) - 16 * seq;
+        __syncwarp();
+    }
+
+    template <typename T>
+    __device__ __forceinline__ void store_as(const fold_view &view, const fold_unit *unit, int head,
+                                             const float (&left)[64], const float (&right)[64],
+                                             float2 scale)
+    {
+        constexpr int WIDE = 128 / sizeof(T); /* columns of 128 bytes */
+        const uint32_t own = opaque((uint32_t)thread), l = own % 32;
+        const uint32_t rows = sm.base + AT_P + stage(half) * P_BYTES + own / 32 * (16 * 128);
+        const uint32_t matrix = rows + l % 16 * 128 + (l / 16 ^ (l & 7)) * 16;
+        const uint32_t pair = rows + l / 4 * 128 + (l % 4 / 2 ^ l / 4) * 16 + l % 2 * 8;
+        const uint32_t line = rows + l / 8 * 128 + ((l ^ l / 8) & 7) * 16;
+        const int first = own / 32 * 16 + l / 8, column = half * 256 + l % 8 * (WIDE / 8);
+        const int count = unit->item.count - first;
+        T *to = view_at<T>(view, unit->item.row, head, (int64_t)unit->item.index + first) + column;
+#pragma unroll
+        for (int i = 0; i < 256; i += WIDE) {
+            stage_rows<T>(i < 128 ? left : right, i % 128 / 2, sizeof(T) == 2 ? matrix : pair,
+                          scale);
+            send_rows(line, to, view.seq, column + i < args.channels ? count : 0);
+        }
+    }
+
     __device__ __forceinline__ void store(const fold_unit *unit, int head, const float (&left)[64],
                                           const float (&right)[64], float2 inverse)
     {
-        const int column = half * 256, limit = args.channels - column;
         if (unit->item.flags & RA_WORK_FINAL) {
-            const row_pair<E> rows = view_rows<E>(args.out, unit, head, row, column);
-            store_rows_as<E>(left, rows, inverse, limit, lane);
-            store_rows_as<E>(right, rows.at(128), inverse, limit - 128, lane);
+            store_as<E>(args.out, unit, head, left, right, inverse);
         } else {
-            const row_pair<float> rows = view_rows<float>(args.acc, unit, head, row, column);
-            store_rows(left, rows, inverse, limit, lane);
-            store_rows(right, rows.at(128), inverse, limit - 128, lane);
+            store_as<float>(args.acc, unit, head, left, right, inverse);
         }
     }
 
@@ -199,16 +265,18 @@ template <typename E, int CTAS> struct output_role {
         wgmma_fence_operand(left);
         wgmma_fence_operand(right);
         release_values(V_STEPS - 1);
-        release(P_EMPTY, stage(done == LAST));
         if (done == LAST_HALF) {
             pass();
         }
-        tile++;
         mbarrier_wait(sm.bar(END_FULL), number & 1);
         const float2 inverse =
             make_float2(softmax_inverse(sm.end(row)->x), softmax_inverse(sm.end(row + 8)->x));
         release(END_EMPTY, 0);
+        bar_sync<3, 2 * WARPGROUP>(); /* products of both halves read P no more */
         store(unit, head, left, right, inverse);
+        release(P_EMPTY, stage(0));
+        release(P_EMPTY, stage(1));
+        tile++;
     }
 
     __device__ __forceinline__ void run()

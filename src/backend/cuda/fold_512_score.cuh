@@ -34,7 +34,7 @@ template <typename E, int CTAS> struct score_role {
     /* `row` where it is rarely used: found anew, as to keep it costs a register of the loop. */
     __device__ __forceinline__ int rare_row() const
     {
-        const int own = opaque((uint32_t)thread);
+        const uint32_t own = opaque((uint32_t)thread);
         return own / 32 * 16 + own % 32 / 4;
     }
 
