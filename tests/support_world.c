@@ -323,6 +323,13 @@ void rank_run(ra_comm *comm, const problem *p, const layout *l, const world_opti
     }
 }
 
+ra_backend landing_backend(const ra_backend *inner, int64_t bytes, ra_backend_ops *ops)
+{
+    *ops = *inner->ops;
+    ops->landing_bytes = bytes ? bytes : ops->landing_bytes;
+    return (ra_backend){ops, inner->self};
+}
+
 typedef struct seat {
     int rank;
     ra_comm *comm;

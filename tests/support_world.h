@@ -4,6 +4,7 @@
 #ifndef RA_TESTS_SUPPORT_WORLD_H
 #define RA_TESTS_SUPPORT_WORLD_H
 
+#include "backend/backend.h"
 #include "base/alloc.h"
 #include "base/limits.h"
 #include "support_problem.h"
@@ -84,6 +85,10 @@ void rank_step(ra_ctx *ctx, ra_comm *comm, int layer, const problem *p, const la
 /* Backend, ctx and one step. Closes neither comm nor answer. */
 void rank_run(ra_comm *comm, const problem *p, const layout *l, const world_options *o, int rank,
               answer *a, rank_report *report);
+
+/* The same backend with room of `bytes` for gradients that come home, 0 = its own. inner and *ops
+ * outlive it. */
+ra_backend landing_backend(const ra_backend *inner, int64_t bytes, ra_backend_ops *ops);
 
 /* Calls fn(rank, comm, arg) on one thread a rank over a thread transport; false if it cannot open.
  */

@@ -32,6 +32,7 @@ struct faulty {
     int victim;
     fault kind;
     int at; /* the victim's n-th call of its transport, from 1 */
+    int64_t landing_bytes;
     link links[RANKS_MAX];
     rank_report reports[RANKS_MAX];
     double seconds[RANKS_MAX];      /* of the failing call */
@@ -177,8 +178,10 @@ static void faulty_rank(int rank, ra_comm *inner, void *arg)
     options.timeout_ms = patience_ms(w);
     report_keep(&w->reports[rank], ra_backend_open_cpu(1, NULL, &backend), "backend");
     report_keep(&w->reports[rank], link_open(w, rank, inner, &comm), "comm");
+    ra_backend_ops ops;
+    ra_backend landing = landing_backend(backend, w->landing_bytes, &ops);
     double start = support_now();
-    if (timed(w, rank, start, ra_ctx_create(backend, comm, &w->p.layer, 1, &options, &ctx),
+    if (timed(w, rank, start, ra_ctx_create(&landing, comm, &w->p.layer, 1, &options, &ctx),
               "ctx")) {
         ra_step_desc desc = rank_desc(&w->p, &w->l, rank);
         start = support_now();
@@ -241,13 +244,17 @@ static void check_failure(const faulty *w)
 static void faulty_create(faulty *w, int ranks, int turn)
 {
     memset(w, 0, sizeof *w);
+    bool pieces = turn >= 9; /* gradients come home in more pieces than there are places for */
+    int64_t seq = pieces ? 40 : 12;
     ra_layer layer = layer_of(2, 1, 8, RA_F32);
-    layer.window = turn % 3 == 2 ? 6 : 0; /* the sliding path, with its halo */
+    layer.window = turn % 3 == 2 ? seq / 2 : 0; /* the sliding path, with its halo */
     layer.causal = turn % 3 != 1;
-    problem_create(&w->p, layer, 1, 12);
+    w->landing_bytes = pieces ? 1 : 0;
+    problem_create(&w->p, layer, 1, seq);
     rng r = rng_of(support_seed());
     problem_fill_unit(&w->p, &r);
-    w->l = layer.causal && !layer.window ? layout_zigzag(ranks, 12) : layout_contiguous(ranks, 12);
+    w->l =
+        layer.causal && !layer.window ? layout_zigzag(ranks, seq) : layout_contiguous(ranks, seq);
     w->o.ctx.keep_kv = turn % 2 == 1;
     w->o.ctx.no_overlap = turn / 2 % 2 == 1;
 }

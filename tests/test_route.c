@@ -1,6 +1,5 @@
 /* Gradients that come home in pieces: whatever a landing holds, the bits are those of one piece,
  * and pieces take no more memory, but for a row. */
-#include "backend/backend.h"
 #include "support_random.h"
 #include "support_world.h"
 
@@ -22,9 +21,8 @@ static void run_rank(int rank, ra_comm *comm, void *arg)
     ra_ctx_options options = {.size = sizeof options};
     world_options o = {.ctx = options};
     if (report_keep(&j->report[rank], ra_backend_open_cpu(1, NULL, &real), "backend")) {
-        ra_backend_ops ops = *real->ops;
-        ra_backend backend = {&ops, real->self};
-        ops.landing_bytes = j->landing_bytes;
+        ra_backend_ops ops;
+        ra_backend backend = landing_backend(real, j->landing_bytes, &ops);
         if (report_keep(&j->report[rank],
                         ra_ctx_create(&backend, comm, &j->p.layer, 1, &options, &ctx), "ctx")) {
             rank_step(ctx, comm, 0, &j->p, &j->l, &o, rank, &j->a, &j->report[rank]);
