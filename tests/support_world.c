@@ -9,6 +9,7 @@
 
 #include "attn/ctx.h"
 #include "backend/cpu/cpu.h"
+#include "base/hash.h"
 #include "tensor/tensor.h"
 
 enum { POISON = 0xff }; /* every dtype reads NaN */
@@ -190,6 +191,15 @@ bool rank_data_no_result(const rank_data *data, int first, int last)
         }
     }
     return true;
+}
+
+uint64_t rank_data_hash(const rank_data *data)
+{
+    uint64_t hash = RA_HASH_START;
+    for (int i = DATA_OUT; i <= DATA_DV; i++) {
+        hash = ra_hash(hash, data->tensor[i].memory, data->tensor[i].bytes);
+    }
+    return hash | 1;
 }
 
 static void *slice_of(const void *whole, size_t width, const problem *p, const int64_t *pos,

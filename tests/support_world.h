@@ -69,6 +69,8 @@ ra_forward_io rank_data_forward(const rank_data *data);
 ra_backward_io rank_data_backward(const rank_data *data);
 /* Copies the results to their places in the whole batch. False if memory outside a view changed. */
 bool rank_data_collect(rank_data *data, bool backward, answer *a);
+/* Of the bytes of all results; never 0. */
+uint64_t rank_data_hash(const rank_data *data);
 /* Is every element of the results DATA_* first to last NaN? After a failure nothing may look like
  * one.
  */

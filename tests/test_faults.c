@@ -121,17 +121,6 @@ static bool timed(faulty *w, int rank, double start, ra_status status, const cha
     return true;
 }
 
-static uint64_t hash_results(const rank_data *data)
-{
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (int i = DATA_OUT; i <= DATA_DV; i++) {
-        for (size_t j = 0; j < data->tensor[i].bytes; j++) {
-            hash = (hash ^ data->tensor[i].memory[j]) * 0x100000001b3u;
-        }
-    }
-    return hash | 1;
-}
-
 static void attend(faulty *w, int rank, ra_ctx *ctx, const ra_plan *plan)
 {
     rank_data data;
@@ -150,7 +139,7 @@ static void attend(faulty *w, int rank, ra_ctx *ctx, const ra_plan *plan)
                      "backward");
     }
     if (gone) { /* whom the fault did not touch learns of it in the next call */
-        w->hash[rank] = hash_results(&data);
+        w->hash[rank] = rank_data_hash(&data);
         start = support_now();
         if (w->kind != FAULT_NONE) {
             timed(w, rank, start, ra_attn_forward(ctx, plan, &forward, (ra_stream){NULL}),

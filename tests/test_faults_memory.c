@@ -19,6 +19,8 @@ typedef struct starved {
     rank_report reports[RANKS_MAX], late[RANKS_MAX];
     ra_alloc_probe probes[RANKS_MAX];
     bool no_result[RANKS_MAX], exhausted;
+    uint64_t hash[RANKS_MAX];       /* of results that a rank called good; 0 = it did not */
+    uint64_t clean_hash[RANKS_MAX]; /* of a run that no memory failed */
     answer got;
 } starved;
 
@@ -53,6 +55,7 @@ static bool attend(starved *w, int rank, ra_ctx *ctx, const ra_plan *plan, rank_
         report_keep(report, ra_attn_backward(ctx, plan, &backward, (ra_stream){NULL}), "backward");
     w->no_result[rank] = !gone && rank_data_no_result(&data, ran ? DATA_DQ : DATA_OUT, DATA_DV);
     if (gone) {
+        w->hash[rank] = rank_data_hash(&data);
         rank_data_collect(&data, true, &w->got);
     }
     rank_data_free(&data);
@@ -136,6 +139,7 @@ static void starved_run(starved *w, const char *what)
     memset(w->reports, 0, sizeof w->reports);
     memset(w->late, 0, sizeof w->late);
     memset(w->probes, 0, sizeof w->probes);
+    memset(w->hash, 0, sizeof w->hash);
     support_limit(20, "%s, allocation %ld of rank %d of %d, window %lld, keep %d, no_overlap %d",
                   what, w->site, w->victim, w->l.ranks, (long long)w->p.layer.window,
                   w->o.ctx.keep_kv, w->o.ctx.no_overlap);
@@ -174,11 +178,12 @@ static void check_starved(const starved *w)
          collective = strcmp(own->call, "ctx") == 0 || strcmp(own->call, "step") == 0;
     for (int rank = 0; rank < w->l.ranks; rank++) {
         const rank_report *r = &w->reports[rank];
-        /* Who has all that it needs may be done: under the window only neighbours have rows in
-         * common, and what a backward computes last nobody waits for. */
+        /* Who has all that it needs may be done, and right: under the window only neighbours have
+         * rows in common, and what a backward computes last nobody waits for. */
         bool apart = w->p.layer.window > 0 && abs(rank - w->victim) > 1;
         bool late = strcmp(own->call, "backward") == 0;
         if ((apart || late) && !created && !collective && r->status == RA_OK) {
+            assert_true(w->hash[rank] == w->clean_hash[rank]);
             continue;
         }
         bool same = r->status == RA_E_NOMEM && strcmp(r->call, own->call) == 0 &&
@@ -197,6 +202,8 @@ static void every_allocation(void **state)
     for (int turn = 0; turn < 6; turn++) {
         starved w;
         starved_create(&w, 1 + turn % RANKS_MAX, turn);
+        starved_run(&w, "enough memory");
+        memcpy(w.clean_hash, w.hash, sizeof w.hash);
         for (w.site = 1;; w.site++) {
             assert_true(w.site < SITES_MAX);
             starved_run(&w, "out of memory");

@@ -33,17 +33,6 @@ typedef struct world {
     long resident[2]; /* pages: warm, at the end */
 } world;
 
-static uint64_t hash_results(const rank_data *data)
-{
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (int i = DATA_OUT; i <= DATA_DV; i++) {
-        for (size_t j = 0; j < data->tensor[i].bytes; j++) {
-            hash = (hash ^ data->tensor[i].memory[j]) * 0x100000001b3u;
-        }
-    }
-    return hash;
-}
-
 static long resident_pages(void)
 {
     long all = 0, resident = 0;
@@ -68,7 +57,7 @@ static bool call(seat *s, ra_ctx *ctx, const ra_plan *plan, int kind, bool first
                      "backward")) {
         return false;
     }
-    uint64_t hash = hash_results(data);
+    uint64_t hash = rank_data_hash(data);
     s->hash[kind] = first ? hash : s->hash[kind];
     return report_keep(&s->report, hash == s->hash[kind] ? RA_OK : RA_E_DEVICE, "bits");
 }
