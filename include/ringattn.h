@@ -321,7 +321,7 @@ typedef struct ra_plan_info {
     size_t size;
     const char *path;   /* "global", "sliding" or "general" */
     const char *reason; /* why this path */
-    int hops;           /* computations, the local one included */
+    int hops;           /* computations of a forward, the local one included */
     int n_prior;        /* largest distance to a rank behind whose rows are needed */
     int64_t seq_local, seq_total;
     int64_t tiles_full, tiles_partial;    /* of 64 queries by 64 keys, a head */
