@@ -107,37 +107,55 @@ RA_PTX void copy_keys(const ra_gemm_args &args, shared sm, const gemm_unit *u, r
     }
 }
 
+/* What the steps of one strip need besides the data: at most two of them. */
+struct query_term {
+    int row, index, head, steps, slot;
+    ulonglong2 dead; /* a mask for each step */
+};
+
+RA_PTX query_term fetch_term(const ra_grad_slab &slab, const gemm_unit *u, int unit, int i)
+{
+    const int odd = unit & 1;
+    const int4 *words = (const int4 *)(slab.ref + u->first + i);
+    const int4 strip = __ldg(words);
+    const int2 blocks = __ldg((const int2 *)(words + 1));
+    const int block = u->cta ? blocks.y : blocks.x;
+    query_term term;
+    term.row = strip.x;
+    term.index = strip.y + odd * slab.unit_row;
+    term.head = u->b_head + (unit >> 1) * (1 + slab.unit_head) + odd * slab.unit_head;
+    term.steps = odd ? strip.w >> 8 : strip.w & 0xff;
+    term.slot = block < 0 ? -1 : u->slot + unit * slab.block_count + block;
+    term.dead = __ldcg((const ulonglong2 *)slab.dead + u->dead + unit * slab.strip_count + strip.z);
+    return term;
+}
+
 /* dk and dv: for each unit of the group the strips that see the tile, 64 queries a step. A block
- * that is not there is copied from before the workspace: zeros. */
+ * that is not there is copied from before the workspace: zeros. What a strip needs is looked up
+ * under the steps of the one before, so that no step waits for it. */
 RA_PTX void copy_queries(const ra_gemm_args &args, shared sm, const gemm_unit *u, ring_place &at)
 {
     const ra_grad_slab &slab = args.slab;
     const CUtensorMap *first = u->kind == DK ? &args.ds_keys : &args.p_keys;
     const CUtensorMap *second = u->kind == DK ? &args.q : &args.dout;
+    const int units = 2 * slab.pairs;
+    query_term next = fetch_term(slab, u, 0, 0);
 #pragma unroll 1
-    for (int unit = 0; unit < 2 * slab.pairs; unit++) {
-        const int odd = unit & 1;
-        const int head = u->b_head + (unit >> 1) * (1 + slab.unit_head) + odd * slab.unit_head;
+    for (int unit = 0, i = 0; unit < units;) {
+        const query_term term = next;
+        if (++i == u->terms) {
+            i = 0;
+            unit++;
+        }
+        next = fetch_term(slab, u, min(unit, units - 1), i);
 #pragma unroll 1
-        for (int i = 0; i < u->terms; i++) {
-            const int4 *words = (const int4 *)(slab.ref + u->first + i);
-            const int4 strip = __ldg(words);
-            const int2 blocks = __ldg((const int2 *)(words + 1));
-            const int block = u->cta ? blocks.y : blocks.x;
-            const int slot = block < 0 ? -1 : u->slot + unit * slab.block_count + block;
-            const uint64_t *dead =
-                (const uint64_t *)slab.dead + (u->dead + unit * slab.strip_count + strip.z) * 2;
-            const int steps = odd ? strip.w >> 8 : strip.w & 0xff;
-#pragma unroll 1
-            for (int step = 0; step < steps; step++) {
-                const uint64_t mask = __ldcg((const unsigned long long *)dead + step);
-                mbarrier_wait(sm.bar(EMPTY + at.stage), at.parity ^ 1);
-                copy_second(sm, at.stage, u, second, strip.x,
-                            strip.y + odd * slab.unit_row + step * RA_STEP, head, mask);
-                cp_async_bulk_tensor_5d(sm.stage(at.stage), first, sm.bar(FULL + at.stage), 0,
-                                        step * RA_STEP, 0, slot, 0);
-                at.next();
-            }
+        for (int step = 0; step < term.steps; step++) {
+            mbarrier_wait(sm.bar(EMPTY + at.stage), at.parity ^ 1);
+            copy_second(sm, at.stage, u, second, term.row, term.index + step * RA_STEP, term.head,
+                        step ? term.dead.y : term.dead.x);
+            cp_async_bulk_tensor_5d(sm.stage(at.stage), first, sm.bar(FULL + at.stage), 0,
+                                    step * RA_STEP, 0, term.slot, 0);
+            at.next();
         }
     }
 }

@@ -79,7 +79,7 @@ RA_PTX void release_stage(shared sm, int stage, int thread)
 /* One thread of the cluster's first CTA: takes units in order for both CTAs, the first one before
  * the last kernel has ended. describe(unit, cta, words) fills in what one CTA gets. LATE: takes the
  * next one when the copies of the last one come to an end, not away from clusters that end sooner.
- */
+ * Otherwise it takes it at once, so that all take two first: the longest with the shortest. */
 template <bool LATE, typename F>
 RA_PTX void hand_out(shared sm, const ra_grad_slab &slab, uint32_t unit_count, F describe)
 {
@@ -90,7 +90,8 @@ RA_PTX void hand_out(shared sm, const ra_grad_slab &slab, uint32_t unit_count, F
         const uint32_t slot = n % UNIT_SLOTS;
         if (n > 0) {
             mbarrier_wait(sm.bar(UNIT_EMPTY + slot), (n / UNIT_SLOTS & 1) ^ 1);
-            unit = clusters + atomicAdd(slab.counter, 1);
+            unit = !LATE && n == 1 ? 2 * clusters - 1 - unit
+                                   : (LATE ? 1 : 2) * clusters + atomicAdd(slab.counter, 1);
         }
 #pragma unroll 1
         for (int cta = 0; cta < CTAS; cta++) {
