@@ -30,7 +30,15 @@ __device__ __forceinline__ void copy_queries(const fold_args &args, shared<TILE>
         }
 #pragma unroll 1
         for (int first = 0; first < CONSUMERS * ROWS; first += ROWS) {
+            const uint32_t full = sm.bar(at::Q_FULL) + 8 * place.slot;
             mbarrier_wait(sm.bar(at::Q_EMPTY) + 8 * place.slot, place.parity ^ 1);
+            if (lane == 0) {
+                mbarrier_arrive_expect_tx(full, at::Q_BYTES);
+                cp_async_bulk_tensor_5d(sm.base + at::AT_Q + place.slot * at::Q_BYTES, &args.q,
+                                        full, 0, unit->item.index + first, 0,
+                                        unit->head + cluster_rank<CTAS>(), unit->item.row);
+            }
+            __syncwarp();
             const int2 *reach = (const int2 *)args.reach + unit->item.reach;
 #pragma unroll 1
             for (int r = lane; r < ROWS; r += 32) {
@@ -38,11 +46,7 @@ __device__ __forceinline__ void copy_queries(const fold_args &args, shared<TILE>
             }
             __syncwarp();
             if (lane == 0) {
-                const uint32_t full = sm.bar(at::Q_FULL) + 8 * place.slot;
-                mbarrier_arrive_expect_tx(full, at::Q_BYTES);
-                cp_async_bulk_tensor_5d(sm.base + at::AT_Q + place.slot * at::Q_BYTES, &args.q,
-                                        full, 0, unit->item.index + first, 0,
-                                        unit->head + cluster_rank<CTAS>(), unit->item.row);
+                mbarrier_arrive(full);
             }
             place.next();
         }
@@ -170,7 +174,7 @@ template <int CTAS, int TILE> __device__ __forceinline__ void init_barriers(shar
 {
     using at = layout<TILE>;
     for (int i = 0; i < at::Q_SLOTS; i++) {
-        mbarrier_init(sm.bar(at::Q_FULL + i), 1);
+        mbarrier_init(sm.bar(at::Q_FULL + i), 2);
         mbarrier_init(sm.bar(at::Q_EMPTY + i), 4);
     }
     for (int i = 0; i < at::K_SLOTS; i++) {

@@ -3,7 +3,8 @@
  * unit. The tiles it sees, over all units, form one stream: scores of the next tile are issued
  * before the values of this one. Where the next tile may be far, at the end of a unit, values come
  * first, and the unit is stored under the first scores of the next one. Tiles that none of its
- * queries see are released unread.
+ * queries see are released unread. Most tiles neither begin a unit nor end anything: they have a
+ * loop of their own, so that what they execute lies together in the instruction cache.
  */
 #ifndef RA_BACKEND_CUDA_FOLD_256_CONSUMER_CUH
 #define RA_BACKEND_CUDA_FOLD_256_CONSUMER_CUH
@@ -21,6 +22,7 @@ struct step {
     int passed;    /* tiles between the step before and this one, whose values are not released */
     bool first;    /* of the unit, for this consumer */
     __device__ __forceinline__ bool is(uint32_t bit) const { return bits & bit; }
+    __device__ __forceinline__ bool is_plain() const { return !first && !is(TILE_ENDS); }
 };
 
 template <typename E, int CTAS, int TILE> struct consumer {
@@ -186,17 +188,16 @@ template <typename E, int CTAS, int TILE> struct consumer {
     }
 
     __device__ __forceinline__ void issue_output(float (&out)[128], const uint32_t (&p)[TILE / 4],
-                                                 const step &s)
+                                                 bool fresh)
     {
         mbarrier_wait(sm.bar(at::V_FULL) + 8 * values.slot, values.parity);
         const uint32_t v = uniform(
             descriptor_low_mn(sm.base + at::AT_V + values.slot * at::SLOT_BYTES, TILE * 128));
-        const int keep = !is_fresh(s);
         wgmma_fence();
 #pragma unroll
         for (int c = 0; c < TILE / 16; c++) {
             wgmma_rs<E, 1>(out, p[4 * c], p[4 * c + 1], p[4 * c + 2], p[4 * c + 3],
-                           descriptor(v + c * (16 * 128 >> 4)), c > 0 ? 1 : keep);
+                           descriptor(v + c * (16 * 128 >> 4)), c > 0 || !fresh);
         }
         wgmma_commit_group();
     }
@@ -280,14 +281,9 @@ template <typename E, int CTAS, int TILE> struct consumer {
         release_unit(unit);
     }
 
-    /* What `out` needs before the values of a step are added. */
-    __device__ __forceinline__ void prepare_output(float (&out)[128], const step &s)
+    __device__ __forceinline__ void rescale(float (&out)[128])
     {
-        const bool fresh = is_fresh(s);
-        if (s.first && !fresh) {
-            load_rows(out, rows_in<float>(args.acc, s.unit), args.channels, lane);
-        }
-        if (raised && !fresh) {
+        if (raised) {
 #pragma unroll
             for (int i = 0; i < 128; i += 4) {
                 out[i] *= factor.x;
@@ -296,6 +292,21 @@ template <typename E, int CTAS, int TILE> struct consumer {
                 out[i + 3] *= factor.y;
             }
         }
+    }
+
+    /* Adds the values of a step. PLAIN: it is known to be plain. */
+    template <bool PLAIN>
+    __device__ __forceinline__ void add_values(float (&out)[128], const uint32_t (&p)[TILE / 4],
+                                               const step &s)
+    {
+        const bool fresh = !PLAIN && is_fresh(s);
+        if (!PLAIN && s.first && !fresh) {
+            load_rows(out, rows_in<float>(args.acc, s.unit), args.channels, lane);
+        }
+        if (!fresh) {
+            rescale(out);
+        }
+        issue_output(out, p, fresh);
     }
 
     /* Values of the step before, if held, and those passed over before this step. */
@@ -307,6 +318,24 @@ template <typename E, int CTAS, int TILE> struct consumer {
         pass_values(s.passed);
         held = false;
         s.passed = 0;
+    }
+
+    /* From a tile that ends nothing to the next one, whose scores are complete behind it. */
+    template <bool PLAIN>
+    __device__ __forceinline__ void go_on(float (&out)[128], float (&scores)[N],
+                                          uint32_t (&p)[TILE / 4], bool &held, step &now,
+                                          step &next)
+    {
+        follow(next);
+        const uint32_t q = q_operand(), k = k_operand();
+        wgmma_wait_group<0>();
+        wgmma_fence_operand(out);
+        release_older(held, now);
+        pack(p, scores);
+        issue_scores(scores, q, k);
+        add_values<PLAIN>(out, p, now);
+        held = true;
+        wgmma_wait_group<1>();
     }
 
     __device__ __forceinline__ void run()
@@ -334,8 +363,7 @@ template <typename E, int CTAS, int TILE> struct consumer {
                 wgmma_fence_operand(out);
                 release_older(held, now);
                 pack(p, scores);
-                prepare_output(out, now);
-                issue_output(out, p, now);
+                add_values<false>(out, p, now);
                 wgmma_wait_group<0>();
                 wgmma_fence_operand(out);
                 release_values();
@@ -348,17 +376,7 @@ template <typename E, int CTAS, int TILE> struct consumer {
                 }
                 wgmma_wait_group<0>();
             } else {
-                follow(next);
-                const uint32_t q = q_operand(), k = k_operand();
-                wgmma_wait_group<0>();
-                wgmma_fence_operand(out);
-                release_older(held, now);
-                pack(p, scores);
-                issue_scores(scores, q, k);
-                prepare_output(out, now);
-                issue_output(out, p, now);
-                held = true;
-                wgmma_wait_group<1>();
+                go_on<false>(out, scores, p, held, now, next);
             }
             wgmma_fence_operand(scores);
             release_keys();
@@ -367,6 +385,14 @@ template <typename E, int CTAS, int TILE> struct consumer {
             }
             softmax(scores, next);
             now = next;
+#pragma unroll 1
+            while (now.is_plain()) {
+                go_on<true>(out, scores, p, held, now, next);
+                wgmma_fence_operand(scores);
+                release_keys();
+                softmax(scores, next);
+                now = next;
+            }
         }
         pass_values(next.passed);
         finish(out, now.unit);
