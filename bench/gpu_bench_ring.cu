@@ -10,6 +10,7 @@
  * PREFIX.ROW.TRANSPORT.CALL.RANK.json.
  */
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <ctime>
 #include <numeric>
@@ -116,7 +117,8 @@ static double time_calls(const shard &p, ra_comm *comm, bool backward, double se
         took = run_calls(p, comm, backward, calls);
     }
     double each = took / calls;
-    calls = (int)(seconds / (each < long_seconds ? ROUNDS : 1) / each) + 2;
+    calls = (int)std::ceil(seconds / (each < long_seconds ? ROUNDS : 1) / each);
+    calls = std::max(calls, 2);
     return 1e3 * run_calls(p, comm, backward, calls) / calls;
 }
 
