@@ -55,19 +55,21 @@ class _Waiter:
 
     def start(
         self, works: Sequence[Any], timeout: timedelta
-    ) -> tuple[threading.Event, list[Exception]]:
-        done, errors = threading.Event(), list[Exception]()
+    ) -> tuple[threading.Event, list[tuple[int, Exception]]]:
+        """An event that they are done, and which of them failed first, if one did."""
+        done, failed = threading.Event(), list[tuple[int, Exception]]()
 
         def wait() -> None:
-            try:
-                for work in works:
+            for at, work in enumerate(works):
+                try:
                     work.wait(timeout)
-            except Exception as error:
-                errors.append(error)
+                except Exception as error:
+                    failed.append((at, error))
+                    break
             done.set()
 
         self._jobs.put(wait)
-        return done, errors
+        return done, failed
 
     def stop(self) -> None:
         self._jobs.put(None)
@@ -100,19 +102,24 @@ class Channel:
             return f"the group's store is gone: {error}"
         return None
 
-    def wait(self, works: Sequence[Any], timeout_ms: int) -> None:
-        """Until all are done. TransportError when one fails, is late, or a peer has aborted."""
+    def wait(self, works: Sequence[Any], timeout_ms: int, peers: Sequence[int] = ()) -> None:
+        """Until all are done. TransportError when one fails, is late, or a peer has aborted.
+
+        peers: at the other ends, where each work has one; gloo names an address.
+        """
         timeout = timedelta(milliseconds=timeout_ms)
         deadline = time.monotonic() + timeout.total_seconds() + 1.0
-        done, errors = self._waiter.start(works, timeout)
+        done, failed = self._waiter.start(works, timeout)
         while not done.wait(_POLL_SECONDS):
             why = self.why or self._peer_abort()
             if why is not None:
                 raise TransportError(why)
             if time.monotonic() > deadline:
                 raise TransportError(f"not done within {timeout_ms} ms")
-        if errors:
-            raise TransportError(self.why or self._peer_abort() or str(errors[0])) from errors[0]
+        if failed:
+            at, error = failed[0]
+            text = f"rank {peers[at]}: {error}" if peers else str(error)
+            raise TransportError(self.why or self._peer_abort() or text) from error
 
     def send(self, flat: torch.Tensor, peer: int) -> Any:
         return self._group.send([flat], peer, 0)
@@ -131,6 +138,9 @@ class Channel:
         if self.why is None:
             self.why = why
             self._store.set(_ABORT_KEY, f"rank {self.rank}: {why}"[:_NAME_MAX])
+            # A set is not waited for; behind this answer peers find the reason before they find
+            # this rank's connections closed.
+            self._store.check([_ABORT_KEY])
 
     def watch(self, busy: Callable[[], bool], tell: Callable[[str], None]) -> None:
         """Starts to look for a peer's abort, now and then while busy; tells it once. For messages

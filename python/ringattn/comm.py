@@ -76,7 +76,7 @@ class _Callbacks:
             for xfer, flat in messages
         ]
         if works:
-            self.channel.wait(works, timeout_ms)
+            self.channel.wait(works, timeout_ms, [xfer.peer for xfer, _ in messages])
         for xfer, flat in messages:
             if not xfer.send:
                 self.staging.unpack(xfer, flat)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import ringattn
 import world
 from reference import Case, assert_close, plain, truth
-from ringattn.channel import Channel
+from ringattn.channel import Channel, TransportError
 from ring import attend, cut, layer_of, open_context, step_of
 from world import DEVICE
 
@@ -208,6 +208,24 @@ def watched(rank: int, size: int, group: Any) -> str:
 
 def test_a_watched_channel_brings_a_peers_abort() -> None:
     assert world.run(2, watched) == ["rank 1: given up"] * 2
+
+
+def left(rank: int, size: int, group: Any) -> str:
+    """What rank 0 hears of rank 1, which leaves without a word."""
+    channel = Channel(group, 20_000)
+    said = "left"
+    if rank == 0:
+        works = [channel.receive(torch.empty(4), 1)]
+        with pytest.raises(TransportError) as caught:
+            channel.wait(works, 20_000, [1])
+        said = str(caught.value)
+    channel.close()
+    return said
+
+
+def test_a_closed_connection_is_told_with_the_peers_rank() -> None:
+    said = world.run(2, left, limit=30.0)
+    assert said[0].startswith("rank 1: ") and said[1] == "left", said
 
 
 class Mallinfo(ctypes.Structure):

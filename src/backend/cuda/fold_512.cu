@@ -161,8 +161,8 @@ template <int CTAS> __device__ __forceinline__ void copy_values(const fold_args 
                 mbarrier_wait(sm.bar(V_EMPTY) + 8 * slot, (step / RING & 1) ^ 1);
                 mbarrier_arrive_expect_tx(full, SLOT_BYTES);
                 copy_part<CTAS>(to + slot * SLOT_BYTES, &args.v[run.source], full,
-                                run.index + step * (SLOT_KEYS), part * (SLABS / CTAS),
-                                unit->kv_head, run.row);
+                                run.index + step * SLOT_KEYS, part * (SLABS / CTAS), unit->kv_head,
+                                run.row);
             }
         });
     }
