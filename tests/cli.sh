@@ -253,6 +253,7 @@ expect 0 '' plan --seq 1000000 --ranks 64 --layout zigzag --json
 json 'len(d["rank"]) == 64 and d["pairs"] == 1000000 * 1000001 // 2 and d["imbalance"] < 1.01'
 json 'sum(n for r in d["rank"] for _, n in r["runs"]) == 1000000'
 json 'all(t["from"] != t["to"] for t in d["transfers"])'
+json 'all(r["local_halved"] for r in d["rank"])'
 expect 0 '' plan --seq 1000000 --ranks 64 --docs 700000,200000 --layout balanced --json
 json 'd["imbalance"] <= 1.03 and all(len(r["runs"]) == 1 for r in d["rank"])'
 expect 0 '' plan --seq 1048576 --ranks 64 --docs 700000,200000 --layout balanced:align=64,equal --json

@@ -207,6 +207,7 @@ class PlanInfo(Structure):
         ("scratch_backward_bytes", c_uint64),
         ("plan_bytes", c_uint64),
         ("metadata_bytes", c_uint64),
+        ("local_halved", c_bool),
     ]
 
 

@@ -83,6 +83,7 @@ ra_status ra_plan_inspect(const ra_plan *plan, ra_plan_info *out)
         .scratch_backward_bytes = plan->backward_bytes,
         .plan_bytes = ra_schedule_bytes(&plan->schedule),
         .metadata_bytes = metadata_bytes(plan->step),
+        .local_halved = plan->schedule.pass_count > 1 && plan->schedule.pass[0].cover->q_count > 0,
     };
     if (pairs.total > 0) {
         info.imbalance =

@@ -174,14 +174,12 @@ static void print_forecast(const survey *s)
     printf("; workspace %s\n", ra_bytes_scale(first->workspace_bytes, workspace));
 }
 
-/* src/plan/backward.h */
 static void print_order(const ra_plan_info *info)
 {
-    bool halved = strcmp(info->path, "sliding") != 0;
     if (info->hops > 1) {
-        printf("backward: %s", halved ? "half of hop 0, hop" : "hop");
+        printf("backward: %s", info->local_halved ? "half of hop 0, hop" : "hop");
         printf(info->hops > 2 ? "s 1 to %d" : " %d", info->hops - 1);
-        printf(", %shop 0\n", halved ? "the rest of " : "");
+        printf(", %shop 0\n", info->local_halved ? "the rest of " : "");
     }
 }
 
@@ -231,13 +229,13 @@ static json_t *rank_json(const survey *s, int rank)
 {
     const ra_plan_info *info = &s->rank[rank].info;
     json_t *object = json_pack(
-        "{s:i, s:o, s:I, s:i, s:i, s:I, s:I, s:I, s:o, s:o, s:I, s:I}", "rank", rank, "runs",
+        "{s:i, s:o, s:I, s:i, s:b, s:i, s:I, s:I, s:I, s:o, s:o, s:I, s:I}", "rank", rank, "runs",
         runs_json(&s->deals.deal[rank]), "seq_local", (json_int_t)info->seq_local, "hops",
-        info->hops, "n_prior", info->n_prior, "tiles_full", (json_int_t)info->tiles_full,
-        "tiles_partial", (json_int_t)info->tiles_partial, "pairs", (json_int_t)info->pairs,
-        "flops_forward", ra_json_number(info->flops_forward), "flops_backward",
-        ra_json_number(info->flops_backward), "rows_received", (json_int_t)info->rows_received,
-        "kept_seq", (json_int_t)info->kept_seq);
+        info->hops, "local_halved", info->local_halved, "n_prior", info->n_prior, "tiles_full",
+        (json_int_t)info->tiles_full, "tiles_partial", (json_int_t)info->tiles_partial, "pairs",
+        (json_int_t)info->pairs, "flops_forward", ra_json_number(info->flops_forward),
+        "flops_backward", ra_json_number(info->flops_backward), "rows_received",
+        (json_int_t)info->rows_received, "kept_seq", (json_int_t)info->kept_seq);
     const ra_device_forecast *forecast = &s->rank[rank].forecast;
     if (forecast->forward) {
         json_object_set_new(object, "forecast",

@@ -16,13 +16,13 @@ typedef struct fold_model {
 } fold_model;
 
 static const fold_model models[] = {
-    {"fold_256", 256, 128, 64, 1.9e-6, 4e-6},
-    {"fold_512", 512, 64, 128, 3.6e-6, 4e-6},
+    {"fold_256", 256, 128, 64, 1.58e-6, 4e-6},
+    {"fold_512", 512, 64, 128, 3.3e-6, 4e-6},
 };
 enum { MODELS = sizeof models / sizeof *models };
 
 /* Of the cost of a plan of slabs. */
-static const double step_seconds = 0.88e-6;
+static const double step_seconds = 0.8e-6;
 
 /* Tensor maps take whole slabs of 64 channels. */
 static bool is_tuned(const ra_layer *layer)
