@@ -6,15 +6,12 @@
  */
 #include "backend/cuda/slabs_build.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/alloc.h"
 
 enum { CUTS_MAX = 192 }; /* positions where a slab may end */
-
-/* How much of a shorter unit the estimates add for an uneven end. None is right for every shape, so
- * each is tried, and what comes out is compared by playing the launches through. */
-static const double unevenness[] = {0.25, 1.0};
 
 /* ---- strips, tiles and blocks */
 
@@ -137,13 +134,14 @@ static ra_status list_groups(ra_slab_builder *b, int32_t width, int32_t *cursor)
     }
     for (int64_t band = 0; band < bands; band++) {
         for (int64_t i = 0; i < b->out->strip_count; i++) {
-            int32_t first = cursor[i], end = b->strip_block[i + 1];
+            int32_t end = b->strip_block[i + 1];
+            ra_slab_group g = {.strip = (int32_t)i, .band = (int32_t)band, .first = cursor[i]};
             while (cursor[i] < end && b->block[cursor[i]].tile / width == band) {
-                cursor[i]++;
+                g.steps += (int32_t)ra_slab_steps(b->out->tile[b->block[cursor[i]++].tile].count);
             }
-            if (cursor[i] > first) {
-                RA_TRY(add_group(
-                    b, (ra_slab_group){(int32_t)i, (int32_t)band, first, cursor[i] - first}));
+            g.count = cursor[i] - g.first;
+            if (g.count > 0) {
+                RA_TRY(add_group(b, g));
             }
         }
     }
@@ -154,10 +152,8 @@ static ra_status list_groups(ra_slab_builder *b, int32_t width, int32_t *cursor)
 
 static void tally_group(ra_slab_builder *b, const ra_slab_group *g, int32_t stamp, ra_slab_tally *t)
 {
-    int64_t steps = 0;
     for (int32_t i = g->first; i < g->first + g->count; i++) {
         int32_t tile = b->block[i].tile;
-        steps += ra_slab_steps(b->out->tile[tile].count);
         if (b->tile_stamp[tile] != stamp) {
             b->tile_stamp[tile] = stamp;
             b->tile_refs[tile] = 0;
@@ -170,19 +166,31 @@ static void tally_group(ra_slab_builder *b, const ra_slab_group *g, int32_t stam
     t->blocks += g->count;
     t->strips++;
     t->part_strips += ra_slab_part_of_strip(b, g);
-    t->strip_steps += steps;
-    t->longest_strip = ra_max_i64(t->longest_strip, steps);
+    t->strip_steps += g->steps;
+    t->longest_strip = ra_max_i64(t->longest_strip, g->steps);
 }
 
-/* Cuts all groups into slabs of at most `blocks`; negative if one group is longer. */
-static double cut(ra_slab_builder *b, int kv_heads, int64_t blocks, double uneven)
+/* A slab of the groups [from, to) after the best cut of those before, by each estimate. */
+static void extend(ra_slab_builder *b, int64_t from, int64_t to, const ra_slab_tally *t, int kv)
+{
+    double more[RA_SLAB_ESTIMATES];
+    ra_slab_costs(b, t, kv, more);
+    for (int i = 0; i < RA_SLAB_ESTIMATES; i++) {
+        double cost = b->cost[from][i] + more[i];
+        if (b->cost[to][i] < 0 || cost < b->cost[to][i]) {
+            b->cost[to][i] = cost;
+            b->from[to][i] = (int32_t)from;
+        }
+    }
+}
+
+/* Cuts all groups into slabs of at most `blocks`: costs and where slabs begin, of every end; costs
+ * are negative where none can end, which at the last is so if one group is longer. */
+static void cut(ra_slab_builder *b, int kv, int64_t blocks)
 {
     int64_t n = b->group_count, unit = ra_ceil_div(n, CUTS_MAX);
-    if (n == 0) {
-        return 0;
-    }
     for (int64_t i = 0; i <= n; i++) {
-        b->cost[i] = i ? -1 : 0;
+        b->cost[i][0] = b->cost[i][1] = i ? -1 : 0;
     }
     for (int64_t i = 0; i < b->out->tile_count; i++) {
         b->tile_stamp[i] = -1;
@@ -190,31 +198,31 @@ static double cut(ra_slab_builder *b, int kv_heads, int64_t blocks, double uneve
     if (unit * (b->block_count / n + 1) > blocks / 2) {
         unit = 1;
     }
+    /* Where nothing is played a cut that costs more than the best one needs no end. */
+    bool limited = b->block_count > RA_SLAB_PLAY_MAX && b->out->cost > 0;
+    double limit = limited ? b->out->cost * kv / b->layout->kv_heads : INFINITY;
     for (int64_t from = 0; from < n; from++) {
         ra_slab_tally t = {0};
-        for (int64_t to = from; b->cost[from] >= 0 && to < n; to++) {
+        double before = fmin(b->cost[from][0], b->cost[from][1]);
+        for (int64_t to = from; before >= 0 && before < limit && to < n; to++) {
             const ra_slab_group *g = &b->groups[to];
             bool wide = g->strip - b->groups[from].strip >= blocks; /* masks are a strip's */
             if (g->band != b->groups[from].band || t.blocks + g->count > blocks || wide) {
                 break;
             }
             tally_group(b, g, (int32_t)from, &t);
-            bool ends = (to + 1) % unit == 0 || to + 1 == n || b->groups[to + 1].band != g->band;
-            double cost = b->cost[from] + ra_slab_cost(b, &t, kv_heads, uneven);
-            if (ends && (b->cost[to + 1] < 0 || cost < b->cost[to + 1])) {
-                b->cost[to + 1] = cost;
-                b->from[to + 1] = (int32_t)from;
+            if ((to + 1) % unit == 0 || to + 1 == n || b->groups[to + 1].band != g->band) {
+                extend(b, from, to + 1, &t, kv);
             }
         }
     }
-    return b->cost[n];
 }
 
 /* The ends of the slabs that cut found, first to last. */
-static void list_ends(ra_slab_builder *b)
+static void list_ends(ra_slab_builder *b, int estimate)
 {
     int32_t count = 0;
-    for (int64_t at = b->group_count; at > 0; at = b->from[at]) {
+    for (int64_t at = b->group_count; at > 0; at = b->from[at][estimate]) {
         b->end[count++] = (int32_t)at;
     }
     for (int32_t i = 0; i < count / 2; i++) {
@@ -225,24 +233,24 @@ static void list_ends(ra_slab_builder *b)
     b->end_count = count;
 }
 
-/* Keeps the groups' cut if it is the best so far. */
-static ra_status try_cut(ra_slab_builder *b, int32_t width, int kv, int64_t blocks, double uneven)
+/* Keeps the cuts of the groups that are the best so far. */
+static ra_status try_cut(ra_slab_builder *b, int32_t width, int kv, int64_t blocks)
 {
-    double cost = cut(b, kv, blocks, uneven);
-    if (cost < 0) {
-        return RA_OK;
-    }
-    list_ends(b);
-    if (b->block_count <= RA_SLAB_PLAY_MAX) {
-        RA_TRY(ra_slab_play(b, kv, &cost));
-    }
-    cost *= (double)b->layout->kv_heads / kv;
-    if (b->out->cost == 0 || cost < b->out->cost) {
-        b->out->cost = cost;
-        b->out->kv_heads = kv;
-        b->best_width = width;
-        b->best_count = b->end_count;
-        memcpy(b->best, b->end, (size_t)b->end_count * sizeof *b->end);
+    cut(b, kv, blocks);
+    for (int i = 0; i < RA_SLAB_ESTIMATES && b->cost[b->group_count][i] >= 0; i++) {
+        double cost = b->cost[b->group_count][i];
+        list_ends(b, i);
+        if (b->block_count <= RA_SLAB_PLAY_MAX) {
+            RA_TRY(ra_slab_play(b, kv, &cost));
+        }
+        cost *= (double)b->layout->kv_heads / kv;
+        if (b->out->cost == 0 || cost < b->out->cost) {
+            b->out->cost = cost;
+            b->out->kv_heads = kv;
+            b->best_width = width;
+            b->best_count = b->end_count;
+            memcpy(b->best, b->end, (size_t)b->end_count * sizeof *b->end);
+        }
     }
     return RA_OK;
 }
@@ -258,8 +266,8 @@ static ra_status try_width(ra_slab_builder *b, int32_t width, int64_t slots, int
     RA_TRY(list_groups(b, width, cursor));
     for (int kv = heads; kv >= 1 && !one_slab(b); kv--) {
         int64_t blocks = slots / ((int64_t)kv * b->pairs * 2);
-        for (size_t i = 0; i < 2 && heads % kv == 0 && blocks > 0; i++) {
-            RA_TRY(try_cut(b, width, kv, blocks, unevenness[i]));
+        if (heads % kv == 0 && blocks > 0) {
+            RA_TRY(try_cut(b, width, kv, blocks));
         }
     }
     return RA_OK;

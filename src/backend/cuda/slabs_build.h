@@ -11,7 +11,10 @@
 /* Consecutive blocks of one strip in one band. */
 typedef struct ra_slab_group {
     int32_t strip, band, first, count;
+    int32_t steps; /* of one unit of queries, all its blocks */
 } ra_slab_group;
+
+enum { RA_SLAB_ESTIMATES = 2 }; /* of what a cut costs */
 
 typedef struct ra_slab_builder {
     const ra_cover *cover;
@@ -29,11 +32,11 @@ typedef struct ra_slab_builder {
     int64_t strip_when_capacity;
     ra_slab_group *groups;
     int64_t group_count, group_capacity;
-    int32_t *tile_blocks;            /* of all slabs together, [tile_count] */
-    int32_t *tile_stamp, *tile_refs; /* scratch, likewise */
-    double *cost;                    /* scratch, [group_count + 1] */
-    int32_t *from;                   /* scratch, likewise */
-    int32_t *end;                    /* of each slab in groups; of the cut at hand */
+    int32_t *tile_blocks;               /* of all slabs together, [tile_count] */
+    int32_t *tile_stamp, *tile_refs;    /* scratch, likewise */
+    double (*cost)[RA_SLAB_ESTIMATES];  /* scratch, [group_count + 1] */
+    int32_t (*from)[RA_SLAB_ESTIMATES]; /* scratch, likewise */
+    int32_t *end;                       /* of each slab in groups; of the cut at hand */
     int32_t end_count;
     int32_t *best; /* likewise; of the best cut so far, over groups of this width in tiles */
     int32_t best_count, best_width;
@@ -57,8 +60,9 @@ static inline bool ra_slab_part_of_strip(const ra_slab_builder *b, const ra_slab
     return g->count < b->strip_block[g->strip + 1] - b->strip_block[g->strip];
 }
 
-/* Predicted, in steps. uneven: how much of a shorter unit is lost at the end. */
-double ra_slab_cost(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads, double uneven);
+/* Predicted, in steps. */
+void ra_slab_costs(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads,
+                   double cost[RA_SLAB_ESTIMATES]);
 /* Is adding up bound by memory and not by products? */
 bool ra_slab_memory_bound(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads);
 

@@ -19,6 +19,9 @@ static const double bytes_a_step = 2.7e6;
 static const double gemm_factor = 1.08;
 /* What products do not hide of sums that go through memory. */
 static const double sums_factor = 0.5;
+/* How much of a shorter unit the estimates add for an uneven end. None is right for every shape, so
+ * each is tried, and what comes out is compared by playing the launches through. */
+static const double unevenness[RA_SLAB_ESTIMATES] = {0.25, 1.0};
 
 /* Units of two sizes, the longer first, each to whoever is free: when the last one ends. */
 static double two_sizes(double long_count, double longer, double short_count, double shorter,
@@ -28,9 +31,11 @@ static double two_sizes(double long_count, double longer, double short_count, do
     double late = long_count - rounds * m, early = m - late, best = 0;
     for (int which = 0; which < 2; which++) {
         double base = (rounds + which) * longer, end = base;
+        double sure = floor(short_count / m - which * longer / shorter) - 2; /* turns, too few */
         if (which == 1 && late == 0) {
             break;
         }
+        end += sure > 0 ? sure * shorter : 0;
         for (double took = 0; took < short_count; end += shorter) {
             double of_early = (double)(int64_t)((end + shorter - rounds * longer) / shorter + 1e-6);
             double of_late =
@@ -43,9 +48,19 @@ static double two_sizes(double long_count, double longer, double short_count, do
     return best;
 }
 
-/* Steps until the last cluster has added its last unit. */
-static double gemm_steps(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads,
-                         double uneven)
+/* Steps until the last cluster has added its last unit: these, and the share of a shorter unit that
+ * an uneven end costs, but not fewer than the longest unit has. */
+typedef struct gemm_time {
+    double steps, shorter, least;
+} gemm_time;
+
+static double gemm_steps(const gemm_time *time, double uneven)
+{
+    double steps = time->steps + uneven * time->shorter;
+    return steps > time->least ? steps : time->least;
+}
+
+static gemm_time gemm_cost(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads)
 {
     double tiles = (double)ra_ceil_div(t->tiles, 2), strips = (double)t->strips;
     double query = (double)t->strip_steps / strips + EPILOGUE_STEPS;
@@ -57,12 +72,13 @@ static double gemm_steps(const ra_slab_builder *b, const ra_slab_tally *t, int k
     bool even = (double)t->longest_strip * strips <= 1.2 * (double)t->strip_steps &&
                 (double)t->longest_tile * (double)t->tiles <= 1.2 * (double)t->blocks;
     if (even) {
-        return query > key ? two_sizes(query_units, query, key_units, key, b->layout->clusters)
-                           : two_sizes(key_units, key, query_units, query, b->layout->clusters);
+        int clusters = b->layout->clusters;
+        double steps = query > key ? two_sizes(query_units, query, key_units, key, clusters)
+                                   : two_sizes(key_units, key, query_units, query, clusters);
+        return (gemm_time){steps, 0, 0};
     }
-    double shorter = query < key ? query : key;
-    double end = (query_units * query + key_units * key) / b->layout->clusters + uneven * shorter;
-    return end > longest ? end : longest;
+    double mean = (query_units * query + key_units * key) / b->layout->clusters;
+    return (gemm_time){mean, query < key ? query : key, longest};
 }
 
 static double score_cost(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads)
@@ -97,14 +113,19 @@ static double whole_cost(const ra_slab_builder *b, const ra_slab_tally *t, int k
     return score_cost(b, t, kv_heads) + (products > memory ? products : memory) + LAUNCH_STEPS;
 }
 
-double ra_slab_cost(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads, double uneven)
+void ra_slab_costs(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads,
+                   double cost[RA_SLAB_ESTIMATES])
 {
-    return whole_cost(b, t, kv_heads, gemm_steps(b, t, kv_heads, uneven));
+    gemm_time gemm = gemm_cost(b, t, kv_heads);
+    for (int i = 0; i < RA_SLAB_ESTIMATES; i++) {
+        cost[i] = whole_cost(b, t, kv_heads, gemm_steps(&gemm, unevenness[i]));
+    }
 }
 
 bool ra_slab_memory_bound(const ra_slab_builder *b, const ra_slab_tally *t, int kv_heads)
 {
-    return gemm_memory(b, t, kv_heads) > gemm_steps(b, t, kv_heads, 0) * gemm_factor;
+    gemm_time gemm = gemm_cost(b, t, kv_heads);
+    return gemm_memory(b, t, kv_heads) > gemm_steps(&gemm, 0) * gemm_factor;
 }
 
 /* ---- the units of a cut, played through */
