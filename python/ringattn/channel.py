@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,13 @@ import torch.distributed as dist
 _ABORT_KEY = "abort"
 _POLL_SECONDS = 0.1
 _WATCH_SECONDS = 0.25
+_ANSWER_SECONDS = 0.05
+_TELL_SECONDS = 1.0
 _NAME_MAX = 400
 _TEXT_BYTES = 384
+
+
+Result = TypeVar("Result")
 
 
 class TransportError(Exception):
@@ -40,39 +45,51 @@ def _own_store(parent: Any) -> Any:
     return store.PrefixStore(f"ringattn/{count}", parent.get_group_store())
 
 
-class _Waiter:
-    """Waits for works on a thread of its own: the backends' waits cannot be interrupted, so the
-    thread that must notice an abort cannot be the one that waits."""
+class _Job(Generic[Result]):
+    """Has it ended, and with what? error: None while it runs and when it went well."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: Callable[[], Result]) -> None:
+        self._run = run
+        self.done = threading.Event()
+        self.result: Result | None = None
+        self.error: Exception | None = None
+
+    def __call__(self) -> None:
+        try:
+            self.result = self._run()
+        except Exception as error:
+            self.error = error
+        self.done.set()
+
+
+class _Worker:
+    """Does jobs on a thread of its own: waits of backends and questions to a store cannot be
+    interrupted, so the thread that must notice a time-out cannot be the one that waits."""
+
+    def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="ringattn-wait", daemon=True).start()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
             del job
 
-    def start(
-        self, works: Sequence[Any], timeout: timedelta
-    ) -> tuple[threading.Event, list[tuple[int, Exception]]]:
-        """An event that they are done, and which of them failed first, if one did."""
-        done, failed = threading.Event(), list[tuple[int, Exception]]()
-
-        def wait() -> None:
-            for at, work in enumerate(works):
-                try:
-                    work.wait(timeout)
-                except Exception as error:
-                    failed.append((at, error))
-                    break
-            done.set()
-
-        self._jobs.put(wait)
-        return done, failed
+    def start(self, run: Callable[[], Result]) -> _Job[Result]:
+        job = _Job(run)
+        self._jobs.put(job)
+        return job
 
     def stop(self) -> None:
         self._jobs.put(None)
+
+
+def _wait_all(works: Sequence[Any], peers: Sequence[int], timeout: timedelta) -> None:
+    for at, work in enumerate(works):
+        try:
+            work.wait(timeout)
+        except Exception as error:
+            raise TransportError(f"rank {peers[at]}: {error}" if peers else str(error)) from error
 
 
 class Channel:
@@ -85,7 +102,9 @@ class Channel:
         self._store: Any = _own_store(parent)
         timeout = timedelta(milliseconds=timeout_ms)
         self._group: Any = dist.ProcessGroupGloo(self._store, self.rank, self.size, timeout)
-        self._waiter = _Waiter()
+        self._waiter, self._asker = _Worker("ringattn-wait"), _Worker("ringattn-ask")
+        self._asking = threading.Lock()
+        self._question: _Job[str | None] | None = None
         self._watcher: threading.Thread | None = None
         self._closed = threading.Event()
 
@@ -102,6 +121,17 @@ class Channel:
             return f"the group's store is gone: {error}"
         return None
 
+    def _heard(self) -> str | None:
+        """_peer_abort, if the store answers soon: the process that keeps it may have stopped. Else
+        the next call looks for the answer."""
+        with self._asking:
+            if self._question is None:
+                self._question = self._asker.start(self._peer_abort)
+            if not self._question.done.wait(_ANSWER_SECONDS):
+                return None
+            answer, self._question = self._question.result, None
+            return answer
+
     def wait(self, works: Sequence[Any], timeout_ms: int, peers: Sequence[int] = ()) -> None:
         """Until all are done. TransportError when one fails, is late, or a peer has aborted.
 
@@ -109,17 +139,15 @@ class Channel:
         """
         timeout = timedelta(milliseconds=timeout_ms)
         deadline = time.monotonic() + timeout.total_seconds() + 1.0
-        done, failed = self._waiter.start(works, timeout)
-        while not done.wait(_POLL_SECONDS):
-            why = self.why or self._peer_abort()
+        job = self._waiter.start(lambda: _wait_all(works, peers, timeout))
+        while not job.done.wait(_POLL_SECONDS):
+            why = self.why or self._heard()
             if why is not None:
                 raise TransportError(why)
             if time.monotonic() > deadline:
                 raise TransportError(f"not done within {timeout_ms} ms")
-        if failed:
-            at, error = failed[0]
-            text = f"rank {peers[at]}: {error}" if peers else str(error)
-            raise TransportError(self.why or self._peer_abort() or text) from error
+        if job.error:
+            raise TransportError(self.why or self._heard() or str(job.error)) from job.error
 
     def send(self, flat: torch.Tensor, peer: int) -> Any:
         return self._group.send([flat], peer, 0)
@@ -133,14 +161,17 @@ class Channel:
         self.wait([self._group.allgather([list(everyone.unbind(0))], [mine])], timeout_ms)
         return everyone
 
+    def _tell(self) -> None:
+        self._store.set(_ABORT_KEY, f"rank {self.rank}: {self.why}"[:_NAME_MAX])
+        # A set is not waited for; behind this answer peers find the reason before they find this
+        # rank's connections closed.
+        self._store.check([_ABORT_KEY])
+
     def abort(self, why: str) -> None:
         """Makes every rank's pending and later waits fail soon."""
         if self.why is None:
             self.why = why
-            self._store.set(_ABORT_KEY, f"rank {self.rank}: {why}"[:_NAME_MAX])
-            # A set is not waited for; behind this answer peers find the reason before they find
-            # this rank's connections closed.
-            self._store.check([_ABORT_KEY])
+            self._asker.start(self._tell).done.wait(_TELL_SECONDS)
 
     def watch(self, busy: Callable[[], bool], tell: Callable[[str], None]) -> None:
         """Starts to look for a peer's abort, now and then while busy; tells it once. For messages
@@ -148,7 +179,7 @@ class Channel:
 
         def look() -> None:
             while not self._closed.wait(_WATCH_SECONDS):
-                why = self._peer_abort() if busy() else None
+                why = self._heard() if busy() else None
                 if why is not None:
                     tell(why)
                     return
@@ -165,6 +196,7 @@ class Channel:
     def close(self) -> None:
         self.end_watch()
         self._waiter.stop()
+        self._asker.stop()
         self._group = self._store = None
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import queue
+import signal
+import subprocess
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -226,6 +230,30 @@ def left(rank: int, size: int, group: Any) -> str:
 def test_a_closed_connection_is_told_with_the_peers_rank() -> None:
     said = world.run(2, left, limit=30.0)
     assert said[0].startswith("rank 1: ") and said[1] == "left", said
+
+
+def stopped(rank: int, size: int, group: Any) -> tuple[str, float]:
+    """Rank 0, which keeps the group's store, stops for five seconds; what rank 1 hears, and when
+    it has told everybody."""
+    channel = Channel(group, 1_000)
+    dist.barrier(group=group)
+    start = time.monotonic()
+    said = "stopped"
+    if rank == 0:
+        with subprocess.Popen(["sh", "-c", f"sleep 5; kill -CONT {os.getpid()}"]):
+            os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        with pytest.raises(TransportError) as caught:
+            channel.wait([channel.receive(torch.empty(4), 0)], 1_000, [0])
+        said = str(caught.value)
+        channel.abort(said)
+    channel.close()
+    return said, time.monotonic() - start
+
+
+def test_a_store_that_does_not_answer_delays_nobody() -> None:
+    said = world.run(2, stopped, limit=30.0)
+    assert said[1][0].startswith("rank 0: ") and said[1][1] < 3.0, said
 
 
 class Mallinfo(ctypes.Structure):
