@@ -195,6 +195,9 @@ static void cut(ra_slab_builder *b, int kv, int64_t blocks)
     for (int64_t i = 0; i < b->out->tile_count; i++) {
         b->tile_stamp[i] = -1;
     }
+    if (n == 0) {
+        return;
+    }
     if (unit * (b->block_count / n + 1) > blocks / 2) {
         unit = 1;
     }
