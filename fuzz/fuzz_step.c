@@ -134,7 +134,9 @@ static ra_status build(step *w)
                                        .mask = w->mask,
                                        .rank = rank,
                                        .rank_count = w->rank_count,
-                                       .neighbourhood = near};
+                                       .neighbourhood = near,
+                                       .joined = w->mask.window % 2,
+                                       .tile = RA_SCHEDULE_TILE};
         RA_TRY(ra_schedule_build(&in, &w->schedule[rank]));
     }
     return RA_OK;

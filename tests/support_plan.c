@@ -82,13 +82,17 @@ void plan_case_create(plan_case *c, rng *r)
     EXPECT(ra_pieces_build(&c->shards, &c->tokens, &c->pieces) == RA_OK);
     c->neighbourhood = c->shards.contiguous && layer.causal && c->mask.window > 0 &&
                        c->mask.vision == RA_VISION_OFF && rng_chance(r, 80);
+    c->joined = rng_chance(r, 40);
+    c->tile = rng_int(r, 1, 6);
     for (int rank = 0; rank < ranks; rank++) {
         ra_schedule_inputs in = {.tokens = &c->tokens,
                                  .pieces = &c->pieces,
                                  .mask = c->mask,
                                  .rank = rank,
                                  .rank_count = ranks,
-                                 .neighbourhood = c->neighbourhood};
+                                 .neighbourhood = c->neighbourhood,
+                                 .joined = c->joined,
+                                 .tile = c->tile};
         EXPECT(ra_schedule_build(&in, &c->schedule[rank]) == RA_OK);
     }
 }

@@ -20,7 +20,8 @@ typedef struct plan_case {
     ra_tokens tokens;
     ra_pieces pieces;
     ra_mask mask;
-    bool neighbourhood;
+    bool neighbourhood, joined;
+    int64_t tile;
     ra_schedule schedule[PROBLEM_RANKS_MAX];
     ra_token token[PLAN_ROWS_MAX * PLAN_SEQ_MAX];
     int owner[PLAN_SEQ_MAX];

@@ -201,10 +201,12 @@ static ra_status fold(void *self, const ra_fold_job *job)
     return queue_post(&q->calls, (queued_call){.run = run_fold, .fold = *job});
 }
 
+/* The chunk's mark is at the end: the backend in here says nothing before. */
 static ra_status grad(void *self, const ra_grad_job *job)
 {
     queued_backend *q = self;
-    return queue_post(&q->calls, (queued_call){.run = run_grad, .grad = *job});
+    queue_post(&q->calls, (queued_call){.run = run_grad, .grad = *job});
+    return job->chunk_mark ? mark(q, job->chunk_mark) : RA_OK;
 }
 
 static ra_status fill(void *self, const ra_tensor *t, float value)
@@ -277,6 +279,7 @@ static const ra_backend_ops table = {
     .close = close_nothing,
     .mark_event = ra_backend_no_event,
     .follow = ra_backend_follow_nothing,
+    .marks_chunk = true,
 };
 
 void queued_open(queued_backend *q, const ra_backend *inner, int delay_us, uint64_t seed)

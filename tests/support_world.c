@@ -311,17 +311,26 @@ void rank_step(ra_ctx *ctx, ra_comm *comm, int layer, const problem *p, const la
     ra_step_free(step);
 }
 
+ra_backend world_backend(const world_options *o, const ra_backend *inner, ra_backend_ops *ops)
+{
+    *ops = *inner->ops;
+    ops->marks_chunk = o->joined; /* true of any whose calls are done when they return */
+    return (ra_backend){ops, inner->self};
+}
+
 void rank_run(ra_comm *comm, const problem *p, const layout *l, const world_options *o, int rank,
               answer *a, rank_report *report)
 {
     ra_alloc_probe *before = o->probes ? ra_alloc_watch(&o->probes[rank]) : NULL;
-    ra_backend *backend = NULL;
+    ra_backend *backend = NULL, planned;
+    ra_backend_ops ops;
     ra_ctx *ctx = NULL;
     ra_ctx_options options = o->ctx;
     options.size = sizeof options;
     if (report_keep(report, ra_backend_open_cpu(o->threads ? o->threads : 1, o->level, &backend),
                     "backend") &&
-        report_keep(report, ra_ctx_create(backend, comm, &p->layer, 1, &options, &ctx), "ctx")) {
+        (planned = world_backend(o, backend, &ops),
+         report_keep(report, ra_ctx_create(&planned, comm, &p->layer, 1, &options, &ctx), "ctx"))) {
         rank_step(ctx, comm, 0, p, l, o, rank, a, report);
     } else {
         ra_comm_abort(comm, "a rank could not start");

@@ -21,6 +21,7 @@ typedef struct world_options {
     int threads;        /* of each rank's backend; 0 = 1 */
     const char *level;  /* of the CPU kernels; NULL = best */
     strides strides;
+    bool joined;            /* the plan is that of a backend whose grad marks the chunk */
     ra_alloc_probe *probes; /* [ranks] NULL = none: counts each rank's allocations */
 } world_options;
 
@@ -88,8 +89,9 @@ void rank_step(ra_ctx *ctx, ra_comm *comm, int layer, const problem *p, const la
 void rank_run(ra_comm *comm, const problem *p, const layout *l, const world_options *o, int rank,
               answer *a, rank_report *report);
 
-/* The same backend with room of `bytes` for gradients that come home, 0 = its own. inner and *ops
- * outlive it. */
+/* The same backend with the plan that the options ask for. inner and *ops outlive it. */
+ra_backend world_backend(const world_options *o, const ra_backend *inner, ra_backend_ops *ops);
+/* The same with room of `bytes` for gradients that come home, 0 = its own. */
 ra_backend landing_backend(const ra_backend *inner, int64_t bytes, ra_backend_ops *ops);
 
 /* Calls fn(rank, comm, arg) on one thread a rank over a thread transport; false if it cannot open.

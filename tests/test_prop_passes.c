@@ -12,7 +12,30 @@
 
 enum { STEPS = 20000 };
 
-/* Own rows that messages bring gradients back to, by position and as listed by memory. */
+/* Is anything of this rank that lies beside row i, in one tile with it, among the rows? Tiles are
+ * counted from where a document's tokens begin to lie side by side in the row and in memory. */
+static bool in_tile(const plan_case *c, int64_t i, const uint8_t *rows)
+{
+    int64_t first = i, pos = i % c->p.seq;
+    while (first > i - pos && c->token[first - 1].doc == c->token[i].doc &&
+           c->owner[first % c->p.seq - 1] == c->owner[pos] &&
+           c->index[first % c->p.seq - 1] == c->index[first % c->p.seq] - 1) {
+        first--;
+    }
+    first = i - (i - first) % c->tile;
+    for (int64_t j = first; j < first + c->tile; j++) {
+        bool beside = j < i - pos + c->p.seq && c->token[j].doc == c->token[i].doc &&
+                      c->owner[j % c->p.seq] == c->owner[pos] &&
+                      c->index[j % c->p.seq] - c->index[pos] == j - i;
+        if (!beside || rows[j]) {
+            return beside;
+        }
+    }
+    return false;
+}
+
+/* Own rows that messages bring gradients back to, by position and, in whole tiles, as listed by
+ * memory. */
 static void check_returned(const plan_case *c, int rank, const uint8_t *key_state)
 {
     const ra_schedule *s = &c->schedule[rank];
@@ -24,28 +47,29 @@ static void check_returned(const plan_case *c, int rank, const uint8_t *key_stat
             const ra_key_rows *range = &send->range[i];
             for (int64_t j = 0; j < range->count; j++) {
                 sent[range->row * c->p.seq + range->pos + j] = 1;
-                listed[range->row * c->p.seq + range->index + j] = 1;
             }
         }
     }
     for (int64_t i = 0; i < s->returned_count; i++) {
         const ra_local_rows *r = &s->returned[i];
         for (int64_t j = 0; j < r->count; j++) {
-            EXPECT(listed[r->row * c->p.seq + r->index + j] == 1);
-            listed[r->row * c->p.seq + r->index + j] = 2;
+            listed[r->row * c->p.seq + r->index + j]++;
             named++;
         }
     }
     for (int64_t i = 0; i < c->p.rows * c->p.seq; i++) {
         bool mine = c->owner[i % c->p.seq] == rank && c->token[i].doc > 0;
-        EXPECT(key_state[i] == (!mine ? PLAN_UNSEEN : sent[i] ? PLAN_OPEN : PLAN_CLOSED));
-        EXPECT(listed[i] != 1);
-        rows += sent[i];
+        int64_t index = i - i % c->p.seq + c->index[i % c->p.seq];
+        bool open = mine && in_tile(c, i, sent);
+        EXPECT(key_state[i] == (!mine ? PLAN_UNSEEN : open ? PLAN_OPEN : PLAN_CLOSED));
+        EXPECT(!mine || listed[index] == open);
+        rows += open;
     }
     EXPECT(rows == named);
 }
 
-/* Half of hop 0, or nothing where few rows travel; the other hops; the rest of hop 0. */
+/* Half of hop 0, or nothing where few rows travel; the other hops; the rest of hop 0, if they do
+ * not have it. */
 static void check_order(const plan_case *c, const ra_schedule *s)
 {
     int64_t queries[2] = {0};
@@ -58,6 +82,8 @@ static void check_order(const plan_case *c, const ra_schedule *s)
     }
     int64_t first = c->neighbourhood ? 0 : (queries[0] + queries[1]) / 2;
     EXPECT(s->leg_count == 0 || queries[0] == first);
+    EXPECT(s->joined == (s->leg_count > 0 && c->neighbourhood && c->joined));
+    EXPECT(!s->joined || queries[1] == 0);
 }
 
 /* What comes home is added beside the computation of later hops: these must leave this rank's own
@@ -139,7 +165,7 @@ static void every_step(void **state)
     (void)state;
     plan_case *c = malloc(sizeof *c);
     assert_non_null(c);
-    int64_t steps = support_steps(STEPS), pairs = 0, halved = 0, empty = 0;
+    int64_t steps = support_steps(STEPS), pairs = 0, halved = 0, empty = 0, joined = 0;
     for (int64_t step = 0; step < steps; step++) {
         support_limit(60, "passes step %lld of seed %llu", (long long)step,
                       (unsigned long long)support_seed());
@@ -150,14 +176,16 @@ static void every_step(void **state)
             check_backward(c, rank, &r);
             halved += s->pass_count > 1 && s->pass[0].cover->q_count > 0;
             empty += s->empty_count > 0;
+            joined += s->joined;
         }
         pairs += plan_check_computed(c);
         plan_case_free(c);
     }
-    printf("%lld steps, %lld allowed pairs; on %lld ranks hop 0 was halved, on %lld sums began as "
-           "zero\n",
-           (long long)steps, (long long)pairs, (long long)halved, (long long)empty);
-    assert_true(steps < STEPS || (halved > 0 && empty > 0));
+    printf(
+        "%lld steps, %lld allowed pairs; on %lld ranks hop 0 was halved, on %lld joined with hop "
+        "1, on %lld sums began as zero\n",
+        (long long)steps, (long long)pairs, (long long)halved, (long long)joined, (long long)empty);
+    assert_true(steps < STEPS || (halved > 0 && joined > 0 && empty > 0));
     free(c);
 }
 

@@ -135,6 +135,7 @@ static void world_create(world *w, rng *r)
     w->options.ctx.keep_kv = rng_chance(r, 40);
     w->options.ctx.no_overlap = rng_chance(r, 40);
     w->options.ctx.forward_only = rng_chance(r, 5);
+    w->options.joined = rng_chance(r, 40);
     w->options.threads = rng_chance(r, 95) ? 1 : 2;
     int level = 0;
     for (int i = 0; ra_cpu_level_name(i); i++) {
@@ -164,14 +165,17 @@ static void run_rank(int rank, ra_comm *comm, void *arg)
 {
     world *w = arg;
     rank_report *report = &w->reports[rank];
-    ra_backend *backend = NULL;
+    ra_backend *backend = NULL, planned;
+    ra_backend_ops ops;
     ra_ctx *ctx = NULL;
     ra_ctx_options options = w->options.ctx;
     options.size = sizeof options;
     if (report_keep(report, ra_backend_open_cpu(w->options.threads, w->options.level, &backend),
                     "backend") &&
-        report_keep(report, ra_ctx_create(backend, comm, w->layer, w->layer_count, &options, &ctx),
-                    "ctx")) {
+        (planned = world_backend(&w->options, backend, &ops),
+         report_keep(report,
+                     ra_ctx_create(&planned, comm, w->layer, w->layer_count, &options, &ctx),
+                     "ctx"))) {
         for (int i = 0; i < w->run_count && report->status == RA_OK; i++) {
             run *a = &w->runs[i];
             world_options own = w->options;

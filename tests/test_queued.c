@@ -81,6 +81,7 @@ static void run_rank(int rank, ra_comm *comm, void *arg)
     options.size = sizeof options;
     queued_open(&q, inner, DELAY_US, support_seed() + (uint64_t)(w->number * RANKS_MAX + rank));
     q.ops.landing_bytes = w->landing_bytes;
+    q.ops.marks_chunk = w->o.joined;
     if (report_keep(report, ra_ctx_create(&q.backend, comm, &w->p.layer, 1, &options, &ctx),
                     "ctx") &&
         report_keep(report, ra_step_create(ctx, &desc, &step), "step")) {
@@ -107,6 +108,7 @@ static void world_create(world *w, int64_t number)
     w->l = layout_kind((int)rng_int(&r, 0, LAYOUT_KINDS - 1), ranks, seq, &r);
     w->o.ctx.keep_kv = rng_chance(&r, 40);
     w->o.ctx.no_overlap = rng_chance(&r, 25);
+    w->o.joined = rng_chance(&r, 50);
     w->landing_bytes = rng_chance(&r, 30) ? 0 : rng_int(&r, 1, 2000);
     for (int round = 0; round < ROUNDS; round++) {
         answer_create(&w->got[round], &w->p, RA_F32, RA_F32, false);

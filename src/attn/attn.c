@@ -78,7 +78,7 @@ static ra_status run_forward(ra_ctx *ctx, const ra_plan *plan, const ra_forward_
     }
     RA_TRY(fill_idle(plan, &io->out, 0.0f));
     RA_TRY(fill_idle(plan, &io->lse, -INFINITY));
-    RA_TRY(ra_collect_start(&call->collect));
+    RA_TRY(ra_collect_start(&call->collect, true));
     for (int h = 0; h < plan->schedule.hop_count; h++) {
         ra_fold_job job = {
             .cover = &plan->schedule.hop[h].cover,
@@ -149,13 +149,16 @@ static ra_status walk_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backwa
         } else if (i > 0) {
             RA_TRY(ra_route_settle(&call->route));
         }
+        bool joined = plan->schedule.joined && h > 0 && job.cover->q_count > 0;
         if (job.cover->q_count > 0) {
             int64_t begin = ra_trace_begin(ctx->options.trace);
+            job.chunk_mark = joined ? ra_route_mark(h) : 0;
             RA_TRY(backend->ops->grad(backend->self, &job));
+            RA_TRY(joined ? ra_route_send(&call->route, h, true) : RA_OK);
             RA_TRY(end_compute(ctx, begin, "backward", h));
         }
-        if (h > 0) {
-            RA_TRY(ra_route_send(&call->route, h));
+        if (h > 0 && !joined) {
+            RA_TRY(ra_route_send(&call->route, h, false));
         }
     }
     if (plan->schedule.hop_count > 1) {
@@ -186,7 +189,7 @@ static ra_status run_backward(ra_ctx *ctx, const ra_plan *plan, const ra_backwar
         .landing_k = s.landing_k,
         .landing_v = s.landing_v,
     };
-    RA_TRY(ra_collect_start(&call->collect));
+    RA_TRY(ra_collect_start(&call->collect, false)); /* delta leaves it room */
     int64_t begin = ra_trace_begin(ctx->options.trace);
     RA_TRY(fill_idle(plan, &io->dq, 0.0f));
     RA_TRY(fill_idle(plan, &io->dk, 0.0f));

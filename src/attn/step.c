@@ -44,6 +44,8 @@ static ra_status build_plan(ra_step *step, const ra_layer *layer, ra_plan *plan)
         .rank_count = ra_comm_size(step->ctx->comm),
         .neighbourhood = plan->choice.path == RA_PATH_SLIDING,
         .forward_only = step->ctx->options.forward_only,
+        .joined = step->ctx->backend->ops->marks_chunk,
+        .tile = RA_SCHEDULE_TILE,
     };
     RA_TRY(ra_schedule_build(&inputs, &plan->schedule));
     RA_TRY(RA_NEW(&plan->fold_lists, plan->schedule.hop_count));

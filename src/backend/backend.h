@@ -43,6 +43,14 @@ typedef struct ra_grad_results {
     ra_tensor dq, dk, dv;
 } ra_grad_results;
 
+/* Moments of the computation that a transport waits for: one for each task that can be posted. */
+typedef enum ra_mark {
+    RA_MARK_COLLECT, /* and the next: by parity of the hop */
+    RA_MARK_ROUTE = RA_MARK_COLLECT + 2,
+    RA_MARK_TRACE = RA_MARK_ROUTE + 2, /* the end of a computation that is timed */
+    RA_MARK_COUNT,
+} ra_mark;
+
 /* Backward over one cover, with p = exp(scale s - lse), ds = p (dout.v - delta) scale. lse and
  * delta are those of the whole row, over all hops. For every piece, of queries and of keys: start
  * from the f32 sums, or from nothing if it is fresh; add what the partners give; store the result,
@@ -61,15 +69,8 @@ typedef struct ra_grad_job {
     ra_tensor dk[RA_SOURCE_COUNT]; /* like k, f32 sums, in/out */
     ra_tensor dv[RA_SOURCE_COUNT];
     ra_grad_results to;
+    int chunk_mark; /* where marks_chunk: recorded once the chunk's sums are stored; 0 = none */
 } ra_grad_job;
-
-/* Moments of the computation that a transport waits for: one for each task that can be posted. */
-typedef enum ra_mark {
-    RA_MARK_COLLECT, /* and the next: by parity of the hop */
-    RA_MARK_ROUTE = RA_MARK_COLLECT + 2,
-    RA_MARK_TRACE = RA_MARK_ROUTE + 2, /* the end of a computation that is timed */
-    RA_MARK_COUNT,
-} ra_mark;
 
 /* fold, grad, fill, cast, row_dot and add_behind may return before they are done; they run in the
  * order of their calls, on the stream given last. */
@@ -103,6 +104,10 @@ typedef struct ra_backend_ops {
      * has none, and: what is called from now on starts behind an event of the device. */
     void *(*mark_event)(void *self, int mark);
     ra_status (*follow)(void *self, void *event);
+    /* grad can tell when the chunk's sums are stored, well before its end. Then a hop that has all
+     * of a rank's queries is as good as two, and the backward's plan has one where it can. Equal
+     * for all backends of one name. */
+    bool marks_chunk;
     /* Room in which gradients that come home land, at most; 0 = 16 MiB. Equal for all backends of
      * one name, as ranks must agree on it. */
     int64_t landing_bytes;

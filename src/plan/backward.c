@@ -30,6 +30,19 @@ static ra_status gather_sent(const ra_schedule *schedule, int end, ra_piece_set 
     return RA_OK;
 }
 
+/* Rows to which other ranks add: a tile is theirs or not, as one cut in two costs more than a row
+ * that is rounded at the end like theirs. */
+static ra_status gather_returned(const ra_schedule *schedule, int64_t tile, ra_piece_set *returned)
+{
+    const ra_cover *cover = &schedule->hop[0].cover;
+    ra_piece_set own = {0};
+    RA_TRY(gather_sent(schedule, schedule->leg_count, returned));
+    ra_status status = ra_piece_set_add(&own, cover->k, cover->k_count);
+    status = status ? status : ra_piece_set_fill(returned, &own, tile);
+    ra_piece_set_free(&own);
+    return status;
+}
+
 /* Neighbours of different documents become one. */
 static ra_status list_rows(const ra_piece_set *set, ra_local_rows **out, int64_t *count)
 {
@@ -81,19 +94,34 @@ static ra_status copy_part(const ra_cover *from, int64_t begin, int64_t end, ra_
     return RA_OK;
 }
 
-static ra_status build_passes(ra_schedule *schedule, bool halved)
+/* The queries [begin, end) of a hop, as its computation in the backward. */
+static ra_status build_pass(ra_schedule *schedule, int at, int hop, int64_t begin, int64_t end)
 {
-    int64_t half = halved ? count_queries(&schedule->hop[0].cover) / 2 : 0;
-    RA_TRY(RA_NEW(&schedule->pass_cover, schedule->pass_count));
-    for (int i = 0; i < schedule->pass_count; i++) {
-        bool first = i == 0, last = i == schedule->hop_count;
-        int hop = last ? 0 : i;
-        const ra_cover *cover = &schedule->hop[hop].cover;
-        RA_TRY(
-            copy_part(cover, last ? half : 0, first ? half : INT64_MAX, &schedule->pass_cover[i]));
-        schedule->pass[i] = (ra_pass){hop, &schedule->pass_cover[i]};
+    schedule->pass[at] = (ra_pass){hop, &schedule->pass_cover[at]};
+    return copy_part(&schedule->hop[hop].cover, begin, end, &schedule->pass_cover[at]);
+}
+
+/* Hop 1 with all of this rank's queries: pieces that hop 0 has as keys. */
+static ra_status build_joined(ra_schedule *schedule)
+{
+    ra_cover all = schedule->hop[1].cover;
+    all.q = schedule->hop[0].cover.k;
+    all.q_count = schedule->hop[0].cover.k_count;
+    RA_CHECK(schedule->hop_count == 2);
+    RA_TRY(build_pass(schedule, 0, 0, 0, 0));
+    schedule->pass[1] = (ra_pass){1, &schedule->pass_cover[1]};
+    RA_TRY(copy_part(&all, 0, INT64_MAX, &schedule->pass_cover[1]));
+    return build_pass(schedule, 2, 0, 0, 0);
+}
+
+static ra_status build_passes(ra_schedule *schedule, bool halves)
+{
+    int64_t half = halves ? count_queries(&schedule->hop[0].cover) / 2 : 0;
+    RA_TRY(build_pass(schedule, 0, 0, 0, half));
+    for (int h = 1; h < schedule->hop_count; h++) {
+        RA_TRY(build_pass(schedule, h, h, 0, INT64_MAX));
     }
-    return RA_OK;
+    return build_pass(schedule, schedule->hop_count, 0, half, INT64_MAX);
 }
 
 /* Gradients of all hops but the last come home before the last pass. */
@@ -105,7 +133,7 @@ static ra_status gather_empty(ra_schedule *schedule, ra_piece_set *empty)
     return ra_piece_set_subtract(empty, first->k, first->k_count);
 }
 
-static ra_status mark_passes(ra_schedule *schedule)
+static ra_status mark_passes(ra_schedule *schedule, int64_t tile)
 {
     ra_piece_set returned = {0}, empty = {0};
     ra_cover **covers = NULL;
@@ -113,7 +141,7 @@ static ra_status mark_passes(ra_schedule *schedule)
     for (int i = 0; i < schedule->pass_count && !status; i++) {
         covers[i] = &schedule->pass_cover[i];
     }
-    status = status ? status : gather_sent(schedule, schedule->leg_count, &returned);
+    status = status ? status : gather_returned(schedule, tile, &returned);
     status = status ? status : list_rows(&returned, &schedule->returned, &schedule->returned_count);
     status = status ? status : gather_empty(schedule, &empty);
     status = status ? status : list_rows(&empty, &schedule->empty, &schedule->empty_count);
@@ -124,7 +152,7 @@ static ra_status mark_passes(ra_schedule *schedule)
     return status;
 }
 
-ra_status ra_backward_build(ra_schedule *schedule, bool halved)
+ra_status ra_backward_build(ra_schedule *schedule, ra_backward_order order, int64_t tile)
 {
     int count = schedule->leg_count > 0 ? schedule->hop_count + 1 : 1;
     RA_TRY(RA_NEW(&schedule->pass, count));
@@ -133,6 +161,9 @@ ra_status ra_backward_build(ra_schedule *schedule, bool halved)
         schedule->pass[0] = (ra_pass){0, &schedule->hop[0].cover};
         return RA_OK;
     }
-    RA_TRY(build_passes(schedule, halved));
-    return mark_passes(schedule);
+    RA_TRY(RA_NEW(&schedule->pass_cover, count));
+    schedule->joined = order == RA_BACKWARD_JOINED;
+    RA_TRY(schedule->joined ? build_joined(schedule)
+                            : build_passes(schedule, order == RA_BACKWARD_HALVES));
+    return mark_passes(schedule, tile);
 }

@@ -220,6 +220,38 @@ ra_status ra_piece_set_subtract(ra_piece_set *set, const ra_piece *pieces, int64
     return RA_OK;
 }
 
+ra_status ra_piece_set_fill(ra_piece_set *set, const ra_piece_set *among, int64_t tile)
+{
+    ra_piece_set filled = {0};
+    ra_status status = RA_OK;
+    for (int64_t i = 0, k = 0; i < set->count && !status;) {
+        RA_CHECK(k < among->count);
+        const ra_piece *rows = &set->piece[i], *in = &among->piece[k];
+        const ra_piece *last = filled.count > 0 ? &filled.piece[filled.count - 1] : NULL;
+        if (!same_doc(in, rows) || end_of(in) <= rows->pos) {
+            k++;
+            continue;
+        }
+        int64_t before = ra_max_i64(0, rows->pos - in->pos);
+        int64_t begin = in->pos + before / tile * tile;
+        int64_t end = in->pos + ra_ceil_div(end_of(rows) - in->pos, tile) * tile;
+        if (last && same_doc(last, in)) { /* both in one tile */
+            begin = ra_max_i64(begin, end_of(last));
+        }
+        status = push_part(&filled, in, begin, ra_min_i64(end, end_of(in)));
+        bool more = end_of(rows) > end_of(in);
+        i += !more;
+        k += more;
+    }
+    if (status) {
+        ra_piece_set_free(&filled);
+        return status;
+    }
+    ra_piece_set_free(set);
+    *set = filled;
+    return RA_OK;
+}
+
 /* One list of the covers, from the computation whose mark is certain on. touched: what marks none;
  * used up. */
 static ra_status mark_list(ra_cover *const *covers, int count, bool keys, mark which,

@@ -19,6 +19,9 @@ typedef struct ra_piece_set {
 ra_status ra_piece_set_add(ra_piece_set *set, const ra_piece *pieces, int64_t count);
 /* Takes the rows of sorted pieces out. */
 ra_status ra_piece_set_subtract(ra_piece_set *set, const ra_piece *pieces, int64_t count);
+/* Takes in the rest of their tiles of `tile` rows: counted from where each piece of a larger set
+ * begins, which holds all rows of this one. */
+ra_status ra_piece_set_fill(ra_piece_set *set, const ra_piece_set *among, int64_t tile);
 void ra_piece_set_free(ra_piece_set *set);
 
 /* Drops every row that has no partner, in a cover that is linked, and links what is left. */

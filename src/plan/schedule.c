@@ -286,8 +286,11 @@ ra_status ra_schedule_build(const ra_schedule_inputs *in, ra_schedule *out)
         schedule.hop_count = 2 + schedule.leg_count; /* all of them, should building fail */
         status = in->neighbourhood ? build_neighbourhood(&schedule, own, own_count)
                                    : build_chunked(&schedule, own, own_count);
+        ra_backward_order order = !in->neighbourhood ? RA_BACKWARD_HALVES
+                                  : in->joined       ? RA_BACKWARD_JOINED
+                                                     : RA_BACKWARD_LAST;
         status =
-            status || in->forward_only ? status : ra_backward_build(&schedule, !in->neighbourhood);
+            status || in->forward_only ? status : ra_backward_build(&schedule, order, in->tile);
         status = status ? status : mark_hops(&schedule);
     }
     ra_free(own);

@@ -57,7 +57,7 @@ typedef struct ra_schedule {
     ra_leg *leg;
     ra_hop *hop;
     int64_t rows_received;
-    /* Own rows whose gradients other ranks add to, after the last pass too. */
+    /* Own rows whose gradients other ranks add to, after the last pass too, in whole tiles. */
     int64_t returned_count;
     ra_local_rows *returned;
     /* Those that another rank adds to before any pass does: their sums begin as zero. */
@@ -65,6 +65,7 @@ typedef struct ra_schedule {
     ra_local_rows *empty;
     bool resumes; /* some query of the forward is not both fresh and final: needs an accumulator */
     int pass_count; /* of the backward; 0 if the schedule is for forwards only */
+    bool joined;    /* the pass of hop 1 has all queries, and tells when the chunk is done */
     ra_pass *pass;
     ra_cover *pass_cover; /* [pass_count]; NULL without legs: the pass is hop 0 with its cover */
 } ra_schedule;
@@ -75,7 +76,11 @@ typedef struct ra_schedule_inputs {
     ra_mask mask;
     int rank, rank_count;
     bool neighbourhood, forward_only;
+    bool joined;  /* a neighbourhood's backward has one computation (plan/backward.h) */
+    int64_t tile; /* keys whose gradients a kernel computes together */
 } ra_schedule_inputs;
+
+enum { RA_SCHEDULE_TILE = 128 }; /* of all backends' kernels, or a multiple of theirs */
 
 ra_status ra_schedule_build(const ra_schedule_inputs *in, ra_schedule *out);
 void ra_schedule_free(ra_schedule *schedule);

@@ -56,22 +56,25 @@ static ra_status exchange_hop(void *arg)
     return RA_OK;
 }
 
-/* The other slot is free, and this rank's rows are there, once everything called so far is done. */
-static ra_status post(ra_collect *c, int hop)
+/* The other slot is free, and this rank's rows are there, once everything called so far is done.
+ * fills: the next computation fills the device for long. */
+static ra_status post(ra_collect *c, int hop, bool fills)
 {
     const ra_backend *backend = c->ring->backend;
     if (!c->arrived && hop < c->ring->schedule->hop_count) {
         RA_TRY(backend->ops->mark(backend->self, RA_MARK_COLLECT + hop % 2));
         c->task[hop % 2] = (ra_collect_task){c, hop};
         c->ticket[hop % 2] = ra_ring_post(c->ring, (ra_task){exchange_hop, &c->task[hop % 2]}, hop);
-        RA_TRY(ra_ring_let_begin(c->ring, c->ticket[hop % 2], RA_MARK_COLLECT + hop % 2));
+        if (fills) {
+            return ra_ring_let_begin(c->ring, c->ticket[hop % 2], RA_MARK_COLLECT + hop % 2);
+        }
     }
     return RA_OK;
 }
 
-ra_status ra_collect_start(ra_collect *collect)
+ra_status ra_collect_start(ra_collect *collect, bool fills)
 {
-    return post(collect, 1);
+    return post(collect, 1, fills);
 }
 
 ra_status ra_collect_next(ra_collect *collect, int hop, ra_tensor *k, ra_tensor *v)
@@ -80,7 +83,7 @@ ra_status ra_collect_next(ra_collect *collect, int hop, ra_tensor *k, ra_tensor 
         RA_TRY(
             ra_ring_wait(collect->ring, collect->ticket[hop % 2], "wait for keys and values", hop));
     }
-    RA_TRY(post(collect, hop + 1));
+    RA_TRY(post(collect, hop + 1, true));
     *k = chunk_view(collect, hop, &collect->kept_k, collect->slot_k);
     *v = chunk_view(collect, hop, &collect->kept_v, collect->slot_v);
     return RA_OK;

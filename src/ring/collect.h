@@ -25,8 +25,9 @@ struct ra_collect {
     int64_t ticket[2];
 };
 
-/* Posts the first exchange. */
-ra_status ra_collect_start(ra_collect *collect);
+/* Posts the first exchange. fills: the next computation fills the device for long, so that the
+ * exchange has to begin before it. */
+ra_status ra_collect_start(ra_collect *collect, bool fills);
 /* Hands out hop >= 1's rows, [1, Hkv, chunk_rows, D], and posts the next exchange: hop - 1's rows
  * are given back by this. */
 ra_status ra_collect_next(ra_collect *collect, int hop, ra_tensor *k, ra_tensor *v);

@@ -30,6 +30,11 @@ ra_landing ra_route_landing(const ra_schedule *schedule, int64_t heads, int64_t 
     return (ra_landing){rows, (int)ra_min_i64(most, RA_LANDING_PIECES)};
 }
 
+int ra_route_mark(int hop)
+{
+    return RA_MARK_ROUTE + hop % 2;
+}
+
 static ra_tensor partial_view(const ra_route *r, int hop, void *const *slot)
 {
     return ra_tensor_bhsd(slot[hop % 2], RA_F32, 1, r->ring->heads,
@@ -114,7 +119,7 @@ static ra_status exchange(const ra_route *r, const piece *at)
             list_rows(ring, &at->leg->send, &landing_k, &landing_v, at->begin, at->end, false);
     }
     return at->number == 0
-               ? ra_ring_exchange(ring, RA_MARK_ROUTE + at->hop % 2, xfer_count)
+               ? ra_ring_exchange(ring, ra_route_mark(at->hop), xfer_count)
                : ra_comm_exchange(ring->comm, ring->xfers, xfer_count, ring->timeout_ms);
 }
 
@@ -166,7 +171,7 @@ static ra_status exchange_landing(const ra_route *r, int hop)
 static ra_status exchange_rest(const ra_route *r, int hop)
 {
     const ra_backend *backend = r->ring->backend;
-    RA_TRY(backend->ops->wait_mark(backend->self, RA_MARK_ROUTE + hop % 2));
+    RA_TRY(backend->ops->wait_mark(backend->self, ra_route_mark(hop)));
     RA_TRY(with_pieces(r, hop, r->landing.count, INT64_MAX, exchange_and_add));
     return backend->ops->wait_add(backend->self);
 }
@@ -207,10 +212,14 @@ ra_status ra_route_slot(ra_route *route, int hop, ra_tensor *dk, ra_tensor *dv)
     return RA_OK;
 }
 
-static ra_status post(ra_route *route, int hop, ra_status (*run)(void *arg))
+static ra_status mark(const ra_route *route, int hop)
 {
     const ra_backend *backend = route->ring->backend;
-    RA_TRY(backend->ops->mark(backend->self, RA_MARK_ROUTE + hop % 2));
+    return backend->ops->mark(backend->self, ra_route_mark(hop));
+}
+
+static ra_status post(ra_route *route, int hop, ra_status (*run)(void *arg))
+{
     route->task[hop % 2] = (ra_route_task){route, hop};
     route->ticket[hop % 2] = ra_ring_post(route->ring, (ra_task){run, &route->task[hop % 2]}, hop);
     return RA_OK;
@@ -221,8 +230,9 @@ static int last_hop(const ra_route *route)
     return route->ring->schedule->hop_count - 1;
 }
 
-ra_status ra_route_send(ra_route *route, int hop)
+ra_status ra_route_send(ra_route *route, int hop, bool marked)
 {
+    RA_TRY(marked ? RA_OK : mark(route, hop));
     return post(route, hop, hop == last_hop(route) ? run_landing : run_all);
 }
 
@@ -242,8 +252,11 @@ ra_status ra_route_add(ra_route *route)
     int hop = last_hop(route);
     RA_TRY(ra_ring_wait(ring, route->ticket[hop % 2], "wait for gradients", hop));
     RA_TRY(with_pieces(route, hop, 0, route->landing.count, add_behind));
-    int64_t pieces = count_pieces(ring->schedule, hop, route->landing.rows);
-    return pieces > route->landing.count ? post(route, hop, run_rest) : RA_OK;
+    if (count_pieces(ring->schedule, hop, route->landing.rows) <= route->landing.count) {
+        return RA_OK;
+    }
+    RA_TRY(mark(route, hop));
+    return post(route, hop, run_rest);
 }
 
 ra_status ra_route_finish(ra_route *route)

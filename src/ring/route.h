@@ -46,9 +46,12 @@ ra_landing ra_route_landing(const ra_schedule *schedule, int64_t heads, int64_t 
 /* Room for the sums of hop >= 1's rows, [1, Hkv, chunk_rows, D] f32; waits until the slot's last
  * sums are on their way. */
 ra_status ra_route_slot(ra_route *route, int hop, ra_tensor *dk, ra_tensor *dv);
-/* Posts the exchange of hop's sums. What comes home is added, beside the computation of other hops
- * than 0. Of the last hop it only lands, as much as there is room for, under the rest of hop 0, */
-ra_status ra_route_send(ra_route *route, int hop);
+/* The mark behind which a hop's sums travel. */
+int ra_route_mark(int hop);
+/* Posts the exchange of hop's sums; marked: the computation has set the mark. What comes home is
+ * added, beside the computation of other hops than 0. Of the last hop it only lands, as much as
+ * there is room for, under the rest of hop 0, */
+ra_status ra_route_send(ra_route *route, int hop, bool marked);
 /* before which this waits until all is added that is going to be, */
 ra_status ra_route_settle(ra_route *route);
 /* and behind which this adds it, and posts what there was no room for. */

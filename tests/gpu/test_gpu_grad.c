@@ -130,7 +130,52 @@ static void *nans(size_t bytes)
     return memory;
 }
 
-static void grad(const cover_case *c, ra_grad_job *job, device_setting setting)
+static size_t extent(const ra_tensor *t)
+{
+    int64_t last = 0;
+    for (int i = 0; i < RA_NDIM; i++) {
+        last += (t->size[i] - 1) * t->stride[i];
+    }
+    return ra_tensor_count(t) > 0 ? (size_t)(last + 1) * ra_dtype_bytes(t->dtype) : 0;
+}
+
+/* What a tensor holds when an event has happened, whatever goes on beside: on the host. */
+static void *read_behind(const ra_tensor *t, cudaEvent_t event, cudaStream_t side)
+{
+    void *host = NULL;
+    expect(ra_alloc(extent(t) + 1, 1, &host));
+    expect_cuda(cudaStreamWaitEvent(side, event, 0));
+    expect_cuda(cudaMemcpyAsync(host, t->data, extent(t), cudaMemcpyDeviceToHost, side));
+    expect_cuda(cudaStreamSynchronize(side));
+    return host;
+}
+
+/* Launches, and compares the chunk's sums as they are behind their mark with those at the end. */
+static void launch_marked(const ra_grad_job *job, const ra_cuda_work *work, ra_cuda_launch *launch)
+{
+    const ra_tensor *const sums[] = {&job->dk[RA_SOURCE_CHUNK], &job->dv[RA_SOURCE_CHUNK]};
+    cudaStream_t side = NULL;
+    expect_cuda(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking));
+    expect_cuda(cudaEventCreateWithFlags(&launch->chunk_done, cudaEventDisableTiming));
+    expect(ra_cuda_block_grad.launch(job, work, launch));
+    void *early[2], *late[2];
+    for (int i = 0; i < 2; i++) {
+        early[i] = read_behind(sums[i], launch->chunk_done, side);
+    }
+    expect_cuda(cudaDeviceSynchronize());
+    for (int i = 0; i < 2; i++) {
+        late[i] = read_behind(sums[i], launch->chunk_done, side);
+        if (memcmp(early[i], late[i], extent(sums[i])) != 0) {
+            fail_msg("%s: the chunk's sums change behind their mark", support_case());
+        }
+        ra_free(early[i]);
+        ra_free(late[i]);
+    }
+    expect_cuda(cudaEventDestroy(launch->chunk_done));
+    expect_cuda(cudaStreamDestroy(side));
+}
+
+static void grad(const cover_case *c, ra_grad_job *job, device_setting setting, bool marked)
 {
     const ra_cuda_grad_kernel *kernel = &ra_cuda_block_grad;
     ra_cuda_kept kept = {0};
@@ -150,8 +195,12 @@ static void grad(const cover_case *c, ra_grad_job *job, device_setting setting)
     expect(device_copy_put(&copy, list, sizeof list / sizeof *list));
     assert_true(kernel->supports(job, &work, &launch));
     launch.workspace = nans(setting.workspace_bytes);
-    expect(kernel->launch(job, &work, &launch));
-    expect_cuda(cudaDeviceSynchronize());
+    if (marked) {
+        launch_marked(job, &work, &launch);
+    } else {
+        expect(kernel->launch(job, &work, &launch));
+        expect_cuda(cudaDeviceSynchronize());
+    }
     expect(device_copy_get(&copy));
     kept.discard(kept.memory, NULL);
     cudaFree(reach);
@@ -174,7 +223,7 @@ static void check_passes(rng *r, const cover_case *c, const uint8_t *keep, int p
     ra_grad_job job = new_job(r, c, passes);
     for (int part = 0; part < parts; part++) {
         job.cover = &passes[part];
-        grad(c, &job, some_setting(r, c));
+        grad(c, &job, some_setting(r, c), rng_chance(r, 50));
     }
     cover_check_grad(c, &job, tolerance_of(c->dtype));
     free_job(&job);
@@ -268,9 +317,9 @@ static void test_same_bits(void **state)
         ra_grad_job jobs[] = {new_job(&r, &c, &whole), new_job(&again, &c, &whole),
                               new_job(&third, &c, &whole)};
         size_t all = (size_t)512 << 20;
-        grad(&c, &jobs[0], (device_setting){132, all});
-        grad(&c, &jobs[1], (device_setting){132, all});
-        grad(&c, &jobs[2], (device_setting){2, all});
+        grad(&c, &jobs[0], (device_setting){132, all}, false);
+        grad(&c, &jobs[1], (device_setting){132, all}, true);
+        grad(&c, &jobs[2], (device_setting){2, all}, false);
         assert_true(cover_same_grads(&c, &jobs[0], &jobs[1]));
         assert_true(cover_same_grads(&c, &jobs[0], &jobs[2]));
         for (int j = 0; j < 3; j++) {

@@ -292,15 +292,20 @@ static ra_status grad(void *self, const ra_grad_job *job)
     ra_cuda_launch at = launch_of(c);
     RA_TRY(enter(c));
     if (lists->work.host.run_count == 0) {
-        return RA_OK;
+        return job->chunk_mark ? mark(self, job->chunk_mark) : RA_OK;
     }
     const ra_cuda_grad_kernel *kernel = ra_cuda_grad_choose(job, &lists->work, &at, c->simple_only);
     if (kernel->workspace && !c->workspace) {
         RA_CUDA_TRY(cudaMalloc(&c->workspace, c->workspace_bytes));
     }
     at.workspace = kernel->workspace ? c->workspace : NULL;
+    at.chunk_done = job->chunk_mark ? c->mark[job->chunk_mark] : NULL;
     c->grad_name = kernel->name;
-    return leave(c, kernel->launch(job, &lists->work, &at));
+    ra_status status = kernel->launch(job, &lists->work, &at);
+    if (!status && job->chunk_mark && !kernel->marks_chunk) {
+        status = mark(self, job->chunk_mark);
+    }
+    return leave(c, status);
 }
 
 static ra_status fill(void *self, const ra_tensor *t, float value)
@@ -405,6 +410,7 @@ static const ra_backend_ops ops = {
     .close = close_cuda,
     .mark_event = mark_event,
     .follow = follow,
+    .marks_chunk = true,
     .landing_bytes = (int64_t)1 << 30, /* few exchanges: each has a launch and a wait */
 };
 

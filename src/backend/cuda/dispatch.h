@@ -50,7 +50,7 @@ typedef struct ra_cuda_work {
     ra_cuda_kept *kept; /* of the one gradient kernel that keeps something */
 } ra_cuda_work;
 
-enum { RA_CUDA_COUNTERS = 64 };
+enum { RA_CUDA_COUNTERS = 512 };
 
 /* Where a launch goes. */
 typedef struct ra_cuda_launch {
@@ -63,6 +63,7 @@ typedef struct ra_cuda_launch {
     void *workspace; /* for gradient kernels that ask for it: device memory, 256-byte aligned; NULL
                         in supports and for a fold */
     size_t workspace_bytes; /* known to supports, too */
+    cudaEvent_t chunk_done; /* for gradient kernels that mark it; NULL = nobody asks */
 } ra_cuda_launch;
 
 /* supports: may read the job, the lists' host side and the device, but launches nothing. launch:
@@ -78,7 +79,8 @@ typedef struct ra_cuda_grad_kernel {
     const char *name;
     bool (*supports)(const ra_grad_job *job, const ra_cuda_work *work, const ra_cuda_launch *at);
     ra_status (*launch)(const ra_grad_job *job, const ra_cuda_work *work, const ra_cuda_launch *at);
-    bool workspace; /* launch uses at->workspace */
+    bool workspace;   /* launch uses at->workspace */
+    bool marks_chunk; /* and records at->chunk_done */
 } ra_cuda_grad_kernel;
 
 /* The plain kernels: any head dim, dtype, mask and strides. */

@@ -270,32 +270,67 @@ static ra_status launch_score(const ra_score_args *args, ra_dtype dtype, int clu
                                     : ra_grad_score(args, dtype, clusters, stream);
 }
 
-static ra_status run_chain(const grad_lists *lists, const ra_grad_job *job,
-                           const ra_cuda_work *work, const ra_cuda_launch *at)
+typedef struct chain {
+    const grad_lists *lists;
+    const ra_grad_job *job;
+    const ra_cuda_launch *at;
+    int kv_heads, group, launches;
+    ra_score_args score;
+    ra_gemm_args gemm;
+} chain;
+
+/* Launches use counters in turn. They begin, and take units, while earlier ones run, but no more of
+ * them than there are processors; so each clears the counter for half a turn later. */
+static void count_launch(chain *c, ra_grad_slab *slab)
 {
-    int group = work->q_heads / work->kv_heads, clusters = at->sm_count / 2, launches = 0;
-    int64_t slots = most_slots(&lists->host, group);
-    char *workspace = at->workspace;
-    ra_score_args score = {0};
-    ra_gemm_args gemm = {0};
-    RA_TRY(encode_args(job, work, workspace, slots, lists->host.run_count > 0, &score, &gemm));
-    RA_TRY(encode_results(&job->to, &gemm));
-    RA_CUDA_TRY(cudaMemsetAsync(at->counters, 0, 2 * sizeof *at->counters, at->stream));
-    for (int kv = 0; kv < work->kv_heads; kv += lists->host.kv_heads) {
-        for (int64_t i = 0; i < lists->host.slab_count; i++) {
-            ra_grad_slab slab = slab_of(lists, &lists->host.slab[i], job, group);
+    uint32_t *counters = c->at->counters;
+    slab->first = c->launches == 0;
+    slab->counter = counters + c->launches % RA_CUDA_COUNTERS;
+    slab->later_counter = counters + (c->launches + RA_CUDA_COUNTERS / 2) % RA_CUDA_COUNTERS;
+    c->launches++;
+}
+
+/* The slabs [begin, end) for all KV heads. */
+static ra_status run_slabs(chain *c, int64_t begin, int64_t end)
+{
+    const ra_slabs *host = &c->lists->host;
+    const ra_dtype dtype = c->job->q.dtype;
+    const int clusters = c->at->sm_count / 2;
+    for (int kv = 0; kv < c->kv_heads; kv += host->kv_heads) {
+        for (int64_t i = begin; i < end; i++) {
+            ra_grad_slab slab = slab_of(c->lists, &host->slab[i], c->job, c->group);
             slab.kv_first = kv;
-            slab.dead = lists->dead;
-            for (int second = 0; second < 2; second++, launches++) {
-                slab.counter = at->counters + launches % 2;
-                slab.next_counter = at->counters + (launches + 1) % 2;
-                score.slab = gemm.slab = slab;
-                RA_TRY(second ? ra_grad_gemm(&gemm, job->q.dtype, clusters, at->stream)
-                              : launch_score(&score, job->q.dtype, clusters, at->stream));
-            }
+            slab.dead = c->lists->dead;
+            count_launch(c, &slab);
+            c->score.slab = slab;
+            RA_TRY(launch_score(&c->score, dtype, clusters, c->at->stream));
+            count_launch(c, &slab);
+            c->gemm.slab = slab;
+            RA_TRY(ra_grad_gemm(&c->gemm, dtype, clusters, c->at->stream));
         }
     }
     return RA_OK;
+}
+
+/* Where somebody waits for the chunk's sums, the slabs that add to them go first, or one slab on a
+ * rank without a chunk: it receives what others send then. */
+static ra_status run_chain(const grad_lists *lists, const ra_grad_job *job,
+                           const ra_cuda_work *work, const ra_cuda_launch *at)
+{
+    const ra_slabs *host = &lists->host;
+    chain c = {.lists = lists, .job = job, .at = at, .kv_heads = work->kv_heads};
+    c.group = work->q_heads / work->kv_heads;
+    int64_t slots = most_slots(host, c.group);
+    RA_TRY(encode_args(job, work, at->workspace, slots, host->run_count > 0, &c.score, &c.gemm));
+    RA_TRY(encode_results(&job->to, &c.gemm));
+    size_t counter_bytes = RA_CUDA_COUNTERS * sizeof *at->counters;
+    RA_CUDA_TRY(cudaMemsetAsync(at->counters, 0, counter_bytes, at->stream));
+    int64_t early = at->chunk_done ? ra_max_i64(1, host->chunk_slabs) : 0;
+    RA_TRY(run_slabs(&c, 0, early));
+    if (at->chunk_done) {
+        RA_CUDA_TRY(cudaEventRecord(at->chunk_done, at->stream));
+    }
+    return run_slabs(&c, early, host->slab_count);
 }
 
 /* ---- the kernel of the table */
@@ -324,7 +359,13 @@ static ra_status launch(const ra_grad_job *job, const ra_cuda_work *work, const 
 {
     grad_lists *lists = NULL;
     RA_TRY(open_lists(job, work, at, &lists));
-    return lists->host.block_count > 0 ? run_chain(lists, job, work, at) : RA_OK;
+    if (lists->host.block_count > 0) {
+        return run_chain(lists, job, work, at);
+    }
+    if (at->chunk_done) {
+        RA_CUDA_TRY(cudaEventRecord(at->chunk_done, at->stream));
+    }
+    return RA_OK;
 }
 
-const ra_cuda_grad_kernel ra_cuda_block_grad = {"blocks", supports, launch, true};
+const ra_cuda_grad_kernel ra_cuda_block_grad = {"blocks", supports, launch, true, true};

@@ -76,22 +76,37 @@ RA_PTX void release_stage(shared sm, int stage, int thread)
 
 /* ---- units: 64 bytes a CTA, of which the first word is not 0 */
 
-/* One thread of the cluster's first CTA: takes units in order for both CTAs, the first one before
- * the last kernel has ended. describe(unit, cta, words) fills in what one CTA gets. LATE: takes the
- * next one when the copies of the last one come to an end, not away from clusters that end sooner.
- * Otherwise it takes it at once, so that all take two first: the longest with the shortest. */
+constexpr uint32_t NO_UNIT = ~0u;
+
+/* The next unit, at least unit_count if there is none left. PAIRS: as many units as there are
+ * clusters come with a partner, the longest with the shortest of twice as many; NO_UNIT: none. */
+template <bool PAIRS> RA_PTX uint32_t take_unit(uint32_t *counter, uint32_t &partner)
+{
+    const uint32_t clusters = gridDim.x / CTAS, unit = atomicAdd(counter, 1);
+    partner = PAIRS && unit < clusters ? 2 * clusters - 1 - unit : NO_UNIT;
+    return PAIRS && unit >= clusters ? clusters + unit : unit;
+}
+
+/* One thread of the cluster's first CTA: takes units for both CTAs, the first one before the last
+ * kernel has ended. Whoever asks first gets the first: a cluster that starts late, because
+ * something else holds its processors, finds what others have left. describe(unit, cta, words)
+ * fills in what one CTA gets. LATE: takes the next one when the copies of the last one come to an
+ * end, not away from clusters that end sooner. Otherwise it takes it at once; where there are too
+ * few for a partner that is the end, as clusters that are about to start have none yet. */
 template <bool LATE, typename F>
 RA_PTX void hand_out(shared sm, const ra_grad_slab &slab, uint32_t unit_count, F describe)
 {
-    const uint32_t clusters = gridDim.x / CTAS;
-    uint32_t unit = blockIdx.x / CTAS;
+    uint32_t partner = NO_UNIT;
 #pragma unroll 1
     for (uint32_t n = 0;; n++) {
         const uint32_t slot = n % UNIT_SLOTS;
         if (n > 0) {
             mbarrier_wait(sm.bar(UNIT_EMPTY + slot), (n / UNIT_SLOTS & 1) ^ 1);
-            unit = !LATE && n == 1 ? 2 * clusters - 1 - unit
-                                   : (LATE ? 1 : 2) * clusters + atomicAdd(slab.counter, 1);
+        }
+        uint32_t unit = partner;
+        partner = NO_UNIT;
+        if (unit == NO_UNIT) {
+            unit = take_unit<!LATE>(slab.counter, partner);
         }
 #pragma unroll 1
         for (int cta = 0; cta < CTAS; cta++) {
@@ -107,10 +122,10 @@ RA_PTX void hand_out(shared sm, const ra_grad_slab &slab, uint32_t unit_count, F
                 st_async_v4(to + 16 * i, word[i], full);
             }
         }
-        if (n == 0) { /* only now are the counters this kernel's */
+        if (n == 0) { /* all launches before have ended */
             griddepcontrol_wait();
             if (blockIdx.x == 0) {
-                *slab.next_counter = 0;
+                *slab.later_counter = 0;
             }
         }
         if (unit >= unit_count) {
@@ -213,7 +228,7 @@ static inline ra_status launch(void (*kernel)(A), const A *args, int clusters, c
     config.dynamicSmemBytes = SHARED_BYTES;
     config.stream = stream;
     config.attrs = attributes;
-    config.numAttrs = 2;
+    config.numAttrs = args->slab.first ? 1 : 2;
     RA_CUDA_TRY(cudaLaunchKernelEx(&config, kernel, *args));
     return RA_OK;
 }

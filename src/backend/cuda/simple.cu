@@ -332,4 +332,5 @@ extern "C" const ra_cuda_grad_kernel ra_cuda_simple_grad = {
     supports_grad,
     launch_grad,
     false,
+    false,
 };

@@ -299,6 +299,20 @@ static ra_status choose(ra_slab_builder *b, int32_t *cursor)
 
 /* ---- the whole */
 
+static int64_t count_chunk_slabs(const ra_slabs *slabs)
+{
+    int64_t count = slabs->slab_count;
+    for (; count > 0; count--) {
+        const ra_slab *slab = &slabs->slab[count - 1];
+        for (int32_t i = 0; i < slab->block_count; i++) {
+            if (slabs->tile[slabs->block[slab->block_first + i].tile].source == RA_SOURCE_CHUNK) {
+                return count;
+            }
+        }
+    }
+    return 0;
+}
+
 static ra_status build(ra_slab_builder *b, int32_t **cursor)
 {
     RA_TRY(list_tiles(b));
@@ -319,6 +333,7 @@ static ra_status build(ra_slab_builder *b, int32_t **cursor)
     RA_TRY(RA_NEW(&b->best, b->block_count));
     RA_TRY(choose(b, *cursor));
     RA_TRY(ra_slab_lists(b));
+    b->out->chunk_slabs = count_chunk_slabs(b->out);
     return b->layout->chan == RA_RUN_CHAN ? ra_slab_runs(b) : RA_OK;
 }
 

@@ -107,6 +107,7 @@ typedef struct ra_slabs {
     ra_slab_unit *unit;
     ra_slab_run *run; /* none but for RA_RUN_CHAN; of a slab the longest first */
     ra_slab *slab;
+    int64_t chunk_slabs; /* up to the last one that adds to the received chunk; 0 = none does */
 } ra_slabs;
 
 /* The work lists' host side is that of the same cover. RA_E_UNSUPPORTED if the workspace does not
