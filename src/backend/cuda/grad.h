@@ -40,7 +40,7 @@ typedef struct ra_grad_slab {
     float scale;
     uint16_t *dead; /* one bit a query that has no keys or is none: [unit][strip][8] */
     uint32_t *counter, *later_counter; /* units handed out; a later launch's, to be cleared */
-    bool first;                       /* launch of a chain: begins when all before it has ended */
+    bool first;                        /* launch of a chain: begins when all before it has ended */
 } ra_grad_slab;
 
 typedef struct ra_score_args {

@@ -328,9 +328,5 @@ static ra_status launch_grad(const ra_grad_job *job, const ra_cuda_work *work,
 
 extern "C" const ra_cuda_fold_kernel ra_cuda_simple_fold = {"simple", supports_fold, launch_fold};
 extern "C" const ra_cuda_grad_kernel ra_cuda_simple_grad = {
-    "simple",
-    supports_grad,
-    launch_grad,
-    false,
-    false,
+    "simple", supports_grad, launch_grad, false, false,
 };
