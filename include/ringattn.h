@@ -336,7 +336,7 @@ typedef struct ra_plan_info {
     uint64_t scratch_backward_bytes;
     uint64_t plan_bytes;     /* this plan; the step's gathered metadata apart */
     uint64_t metadata_bytes; /* the step: documents, blocks, shards of all ranks */
-    bool local_halved; /* half of hop 0 opens a backward, the rest ends it; else all ends it */
+    bool local_halved; /* half of hop 0 opens a backward, the rest ends it; else hop 1 and it do */
 } ra_plan_info;
 
 /* Counts exactly, linear in documents, runs and image blocks. The caller sets out->size. */
