@@ -215,9 +215,11 @@ static void check_runs(const plan *p, const ra_slab *slab)
     ra_free(seen);
 }
 
-static void check_slab(const plan *p, const ra_slab *slab)
+/* Does it add to the received chunk? */
+static bool check_slab(const plan *p, const ra_slab *slab)
 {
     tallies t;
+    bool chunk = false;
     int64_t units = (int64_t)p->slabs.kv_heads * p->pairs * 2;
     assert_true((uint64_t)(slab->block_count * units * RA_BLOCK_BYTES) <=
                 p->layout.workspace_bytes);
@@ -234,11 +236,13 @@ static void check_slab(const plan *p, const ra_slab *slab)
         assert_int_equal(t.key[i], 1);
         assert_int_equal(t.strip[block->strip], 1);
         assert_int_equal(t.tile[block->tile], 1);
+        chunk = chunk || p->slabs.tile[block->tile].source == RA_SOURCE_CHUNK;
     }
     ra_free(t.query);
     ra_free(t.key);
     ra_free(t.strip);
     ra_free(t.tile);
+    return chunk;
 }
 
 /* What the piece of these rows says. */
@@ -302,17 +306,18 @@ static void check_marks(const plan *p, bool trimmed)
 
 static void check_plan(const plan *p, bool trimmed)
 {
-    int64_t blocks = 0, runs = 0;
+    int64_t blocks = 0, runs = 0, chunk = 0;
     check_pairs(p);
     for (int64_t i = 0; i < p->slabs.slab_count; i++) {
         assert_int_equal(p->slabs.slab[i].block_first, blocks);
         assert_int_equal(p->slabs.slab[i].run_first, runs);
-        check_slab(p, &p->slabs.slab[i]);
+        chunk = check_slab(p, &p->slabs.slab[i]) ? i + 1 : chunk;
         blocks += p->slabs.slab[i].block_count;
         runs += p->slabs.slab[i].run_count;
     }
     assert_int_equal(runs, p->slabs.run_count);
     assert_int_equal(blocks, p->slabs.block_count);
+    assert_int_equal(chunk, p->slabs.chunk_slabs);
     check_marks(p, trimmed);
 }
 
