@@ -4,11 +4,15 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "base/alloc.h"
+#include "plan/passes.h"
+
 /* What a call was given. */
 struct queued_call {
     ra_status (*run)(const ra_backend *inner, const queued_call *call);
     ra_fold_job fold;
     ra_grad_job grad;
+    ra_cover part; /* of one that is computed in two parts: its own */
     ra_tensor to, from, other;
     float value;
     queued_call *next;
@@ -22,6 +26,16 @@ static ra_status run_fold(const ra_backend *inner, const queued_call *call)
 static ra_status run_grad(const ra_backend *inner, const queued_call *call)
 {
     return inner->ops->grad(inner->self, &call->grad);
+}
+
+static ra_status run_part(const ra_backend *inner, const queued_call *call)
+{
+    ra_grad_job job = call->grad;
+    ra_cover part = call->part;
+    job.cover = &part;
+    ra_status status = inner->ops->grad(inner->self, &job);
+    ra_cover_free(&part);
+    return status;
 }
 
 static ra_status run_fill(const ra_backend *inner, const queued_call *call)
@@ -90,22 +104,6 @@ static void queue_open(call_queue *c, const ra_backend *inner, int delay_us, uin
     }
 }
 
-static ra_status queue_post(call_queue *c, queued_call call)
-{
-    queued_call *own = malloc(sizeof *own);
-    if (!own) {
-        abort();
-    }
-    *own = call;
-    pthread_mutex_lock(&c->lock);
-    *c->end = own;
-    c->end = &own->next;
-    c->posted++;
-    pthread_cond_broadcast(&c->changed);
-    pthread_mutex_unlock(&c->lock);
-    return RA_OK;
-}
-
 /* Until the first `count` calls are done. */
 static ra_status queue_wait(call_queue *c, int64_t count)
 {
@@ -116,6 +114,22 @@ static ra_status queue_wait(call_queue *c, int64_t count)
     ra_status status = c->status;
     pthread_mutex_unlock(&c->lock);
     return status;
+}
+
+static ra_status queue_post(call_queue *c, queued_call call)
+{
+    queued_call *own = malloc(sizeof *own);
+    if (!own) {
+        abort();
+    }
+    *own = call;
+    pthread_mutex_lock(&c->lock);
+    *c->end = own;
+    c->end = &own->next;
+    int64_t posted = ++c->posted;
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+    return c->at_once ? queue_wait(c, posted) : RA_OK;
 }
 
 static int64_t queue_posted(call_queue *c)
@@ -164,12 +178,19 @@ static ra_status check(void *self, const ra_tensor *t, const char *name)
     return ra_backend_check(q->inner, t, name);
 }
 
-static ra_status mark(void *self, int at)
+static void set_mark(queued_backend *q, int at)
 {
-    queued_backend *q = self;
     pthread_mutex_lock(&q->calls.lock);
     q->mark[at] = q->calls.posted;
     pthread_mutex_unlock(&q->calls.lock);
+}
+
+static ra_status mark(void *self, int at)
+{
+    queued_backend *q = self;
+    q->marked_again +=
+        at != RA_MARK_TRACE && q->chunks > 0 && queue_posted(&q->calls) == q->behind_chunk;
+    set_mark(q, at);
     return RA_OK;
 }
 
@@ -201,12 +222,101 @@ static ra_status fold(void *self, const ra_fold_job *job)
     return queue_post(&q->calls, (queued_call){.run = run_fold, .fold = *job});
 }
 
-/* The chunk's mark is at the end: the backend in here says nothing before. */
+/* The first query of a piece behind all that see a row of the chunk. */
+static int64_t end_of_seeing(const ra_cover *cover, const ra_piece *q)
+{
+    int64_t end = q->pos;
+    for (int64_t i = q->first; i < q->last; i++) {
+        const ra_piece *k = &cover->k[i];
+        if (k->source == RA_SOURCE_CHUNK) {
+            ra_range seeing = ra_cover_seen_by(cover, k, k->pos, k->pos + k->count, q);
+            end = seeing.begin < seeing.end && seeing.end > end ? seeing.end : end;
+        }
+    }
+    return end;
+}
+
+static void part_open(const ra_cover *whole, bool second, ra_cover *part)
+{
+    *part = (ra_cover){.tokens = whole->tokens, .mask = whole->mask};
+    if (RA_NEW(&part->q, whole->q_count) || RA_NEW(&part->k, whole->k_count)) {
+        abort();
+    }
+    for (int64_t i = 0; i < whole->k_count; i++) {
+        part->k[part->k_count++] = whole->k[i];
+    }
+    for (int64_t i = 0; i < whole->q_count; i++) {
+        ra_piece q = whole->q[i];
+        int64_t cut = end_of_seeing(whole, &q) - q.pos;
+        q.pos += second ? cut : 0;
+        q.index += second ? cut : 0;
+        q.count = second ? q.count - cut : cut;
+        if (q.count > 0) {
+            part->q[part->q_count++] = q;
+        }
+    }
+    for (int64_t i = 0; i < part->q_count; i++) {
+        part->q[i].fresh = part->q[i].final = false;
+    }
+    for (int64_t i = 0; i < part->k_count; i++) {
+        part->k[i].fresh = part->k[i].final = false;
+    }
+    ra_cover_link(part);
+}
+
+/* A computation that has all of its rows' queries, as two: of those that see the chunk, and of the
+ * others. */
+static void split(const ra_cover *whole, ra_cover part[2])
+{
+    ra_cover *const parts[] = {&part[0], &part[1]};
+    const ra_piece_set nothing = {0};
+    ra_piece_set later = {0};
+    ra_status status = RA_OK;
+    for (int64_t i = 0; i < whole->k_count; i++) {
+        const ra_piece *k = &whole->k[i];
+        if (k->source == RA_SOURCE_OWN && !k->final) {
+            status = status ? status : ra_piece_set_add(&later, k, 1);
+        }
+    }
+    part_open(whole, false, &part[0]);
+    part_open(whole, true, &part[1]);
+    if (status || ra_passes_mark(parts, 2, &nothing, &later)) {
+        abort();
+    }
+    ra_piece_set_free(&later);
+}
+
+/* The chunk's mark is as early as can be: between the two parts, the second of which leaves the
+ * chunk alone. */
 static ra_status grad(void *self, const ra_grad_job *job)
 {
     queued_backend *q = self;
-    queue_post(&q->calls, (queued_call){.run = run_grad, .grad = *job});
-    return job->chunk_mark ? mark(q, job->chunk_mark) : RA_OK;
+    if (!job->chunk_mark) {
+        return queue_post(&q->calls, (queued_call){.run = run_grad, .grad = *job});
+    }
+    queued_call calls[] = {{.run = run_part, .grad = *job}, {.run = run_part, .grad = *job}};
+    ra_cover part[2];
+    split(job->cover, part);
+    ra_tensor *const chunk[] = {
+        &calls[1].grad.k[RA_SOURCE_CHUNK], &calls[1].grad.v[RA_SOURCE_CHUNK],
+        &calls[1].grad.dk[RA_SOURCE_CHUNK], &calls[1].grad.dv[RA_SOURCE_CHUNK]};
+    for (int i = 0; i < 4; i++) {
+        chunk[i]->data = NULL;
+    }
+    for (int i = 0; i < 2; i++) {
+        calls[i].part = part[i];
+        if (part[i].q_count > 0) {
+            RA_TRY(queue_post(&q->calls, calls[i]));
+        } else {
+            ra_cover_free(&part[i]);
+        }
+        if (i == 0) {
+            set_mark(q, job->chunk_mark);
+        }
+    }
+    q->chunks++;
+    q->behind_chunk = queue_posted(&q->calls);
+    return RA_OK;
 }
 
 static ra_status fill(void *self, const ra_tensor *t, float value)

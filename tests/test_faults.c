@@ -57,7 +57,7 @@ static int patience_ms(const faulty *w)
 static ra_status strike(link *k)
 {
     const faulty *w = k->world;
-    if (k->rank != w->victim || ++k->calls != w->at) {
+    if (++k->calls != w->at || k->rank != w->victim) {
         return RA_OK;
     }
     switch (w->kind) {
@@ -169,6 +169,7 @@ static void faulty_rank(int rank, ra_comm *inner, void *arg)
     report_keep(&w->reports[rank], link_open(w, rank, inner, &comm), "comm");
     ra_backend_ops ops;
     ra_backend landing = landing_backend(backend, w->landing_bytes, &ops);
+    ops.marks_chunk = w->o.joined;
     double start = support_now();
     if (timed(w, rank, start, ra_ctx_create(&landing, comm, &w->p.layer, 1, &options, &ctx),
               "ctx")) {
@@ -246,6 +247,7 @@ static void faulty_create(faulty *w, int ranks, int turn)
         layer.causal && !layer.window ? layout_zigzag(ranks, seq) : layout_contiguous(ranks, seq);
     w->o.ctx.keep_kv = turn % 2 == 1;
     w->o.ctx.no_overlap = turn / 2 % 2 == 1;
+    w->o.joined = turn > 2;
 }
 
 /* Every call of the transport, every kind of fault. */
@@ -281,6 +283,30 @@ static void every_call(void **state)
         problem_free(&w.p);
     }
     printf("%d worlds with a fault\n", worlds);
+}
+
+/* Ranks without tokens come to every call of the transport, too, and nobody to one more. */
+static void as_many_calls(void **state)
+{
+    (void)state;
+    for (int turn = 0; turn < 24; turn++) {
+        faulty w;
+        faulty_create(&w, RANKS_MAX, turn);
+        ra_layer layer = w.p.layer;
+        problem_free(&w.p);
+        problem_create(&w.p, layer, 1, RANKS_MAX - 1);
+        w.l = layout_contiguous(RANKS_MAX, RANKS_MAX - 1);
+        w.o.joined = turn >= 12;
+        w.landing_bytes = 0;
+        faulty_run(&w);
+        for (int rank = 0; rank < RANKS_MAX; rank++) {
+            if (w.reports[rank].status != RA_OK) {
+                fail_msg("%s: rank %d: %s", support_case(), rank, w.reports[rank].message);
+            }
+            assert_int_equal(w.links[rank].calls, w.links[0].calls);
+        }
+        problem_free(&w.p);
+    }
 }
 
 /* A rank that never comes to the forward, and closes. */
@@ -414,6 +440,7 @@ int main(int argc, char **argv)
     support_start(argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_call),
+        cmocka_unit_test(as_many_calls),
         cmocka_unit_test(rank_that_leaves),
         cmocka_unit_test(abort_from_outside),
     };

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RANKS_MAX = 3, SITES_MAX = 400 };
+enum { RANKS_MAX = 3, SITES_MAX = 400, TURNS = 12 };
 
 typedef struct starved {
     problem p, larger;
@@ -85,7 +85,8 @@ static void starved_rank(int rank, ra_comm *comm, void *arg)
     starved *w = arg;
     ra_alloc_probe *before = ra_alloc_watch(&w->probes[rank]);
     rank_report *report = &w->reports[rank];
-    ra_backend *backend = NULL;
+    ra_backend *backend = NULL, planned = {0};
+    ra_backend_ops ops;
     ra_ctx *ctx = NULL;
     ra_step *step = NULL;
     ra_ctx_options options = w->o.ctx;
@@ -96,8 +97,12 @@ static void starved_rank(int rank, ra_comm *comm, void *arg)
     }
     if (!report_keep(report, ra_backend_open_cpu(1, NULL, &backend), "backend")) {
         ra_comm_abort(comm, ra_last_error());
+    } else {
+        planned = world_backend(&w->o, backend, &ops);
     }
-    if (report_keep(report, ra_ctx_create(backend, comm, &w->p.layer, 1, &options, &ctx), "ctx")) {
+    if (report_keep(report,
+                    ra_ctx_create(backend ? &planned : NULL, comm, &w->p.layer, 1, &options, &ctx),
+                    "ctx")) {
         if (w->older_step) {
             run_older(w, rank, ctx);
         } else {
@@ -130,6 +135,7 @@ static void starved_create(starved *w, int ranks, int turn)
     w->larger_layout = turn % 2 ? layout_contiguous(ranks, 61) : layout_zigzag(ranks, 61);
     w->o.ctx.keep_kv = turn % 3 == 1;
     w->o.ctx.no_overlap = turn % 3 == 2;
+    w->o.joined = turn >= TURNS / 2;
     w->victim = turn % ranks;
     answer_create(&w->got, &w->p, RA_F32, RA_F32, false);
 }
@@ -199,7 +205,7 @@ static void every_allocation(void **state)
 {
     (void)state;
     int sites = 0;
-    for (int turn = 0; turn < 6; turn++) {
+    for (int turn = 0; turn < TURNS; turn++) {
         starved w;
         starved_create(&w, 1 + turn % RANKS_MAX, turn);
         starved_run(&w, "enough memory");
@@ -238,7 +244,7 @@ static void older_steps_survive(void **state)
 {
     (void)state;
     int sites = 0;
-    for (int turn = 0; turn < 6; turn++) {
+    for (int turn = 0; turn < TURNS; turn++) {
         starved w;
         reference ref;
         starved_create(&w, 1 + turn % RANKS_MAX, turn);

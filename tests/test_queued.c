@@ -1,8 +1,9 @@
 /*
  * Over a backend whose calls return before they are done, as on a device: whatever begins late, the
- * bits are those of a backend that does everything at once. Calls follow each other without a wait,
- * all scratch memory is NaN before each, and gradients come home in as many pieces as it takes to
- * use every place of the landing again.
+ * bits are those of a backend that does everything at once, also where gradients travel in the
+ * middle of a computation. Calls follow each other without a wait, all scratch memory is NaN before
+ * each, and gradients come home in as many pieces as it takes to use every place of the landing
+ * again.
  */
 #include <math.h>
 #include <stdio.h>
@@ -14,6 +15,7 @@
 #include "tensor/tensor.h"
 
 enum { RANKS_MAX = 5, SEQ_MAX = 60, ROUNDS = 2, WORLDS = 150, DELAY_US = 300 };
+static const double TOLERANCE = 3e-5;
 
 typedef struct world {
     problem p;
@@ -21,6 +23,8 @@ typedef struct world {
     world_options o;
     int64_t landing_bytes;
     int64_t number;
+    bool at_once;
+    int64_t chunks[RANKS_MAX]; /* that were marked in the middle of a computation */
     answer got[ROUNDS];
     rank_report report[RANKS_MAX];
 } world;
@@ -80,6 +84,7 @@ static void run_rank(int rank, ra_comm *comm, void *arg)
     ra_step_desc desc = rank_desc(&w->p, &w->l, rank);
     options.size = sizeof options;
     queued_open(&q, inner, DELAY_US, support_seed() + (uint64_t)(w->number * RANKS_MAX + rank));
+    q.calls.at_once = q.additions.at_once = w->at_once;
     q.ops.landing_bytes = w->landing_bytes;
     q.ops.marks_chunk = w->o.joined;
     if (report_keep(report, ra_ctx_create(&q.backend, comm, &w->p.layer, 1, &options, &ctx),
@@ -87,6 +92,8 @@ static void run_rank(int rank, ra_comm *comm, void *arg)
         report_keep(report, ra_step_create(ctx, &desc, &step), "step")) {
         call_rounds(w, rank, ctx, step, &q);
     }
+    /* What there is no room for is marked once more, behind all. */
+    w->chunks[rank] = q.marked_again == 0 || w->landing_bytes > 0 ? q.chunks : -1;
     rank_desc_free(&desc);
     ra_step_free(step);
     ra_ctx_free(ctx);
@@ -100,29 +107,41 @@ static void world_create(world *w, int64_t number)
     int64_t seq = rng_int(&r, 1, SEQ_MAX);
     int ranks = (int)rng_int(&r, 2, RANKS_MAX);
     *w = (world){.number = number};
+    int kind = (int)rng_int(&r, 0, LAYOUT_KINDS - 1);
     ra_layer layer = layer_of(2, 1, 8, RA_F32);
     random_mask(&r, seq, &layer);
+    w->o.joined = rng_chance(&r, 50);
+    if (w->o.joined && rng_chance(&r, 80)) { /* where there is something to join */
+        layer = layer_of(2, 1, 8, RA_F32);
+        layer.window = rng_int(&r, 1, seq);
+        kind = rng_chance(&r, 50) ? 0 : 2;
+    }
     problem_create(&w->p, layer, rng_int(&r, 1, 2), seq);
     random_metadata(&r, &w->p);
     problem_fill_unit(&w->p, &r);
-    w->l = layout_kind((int)rng_int(&r, 0, LAYOUT_KINDS - 1), ranks, seq, &r);
+    w->l = layout_kind(kind, ranks, seq, &r);
     w->o.ctx.keep_kv = rng_chance(&r, 40);
     w->o.ctx.no_overlap = rng_chance(&r, 25);
-    w->o.joined = rng_chance(&r, 50);
     w->landing_bytes = rng_chance(&r, 30) ? 0 : rng_int(&r, 1, 2000);
     for (int round = 0; round < ROUNDS; round++) {
         answer_create(&w->got[round], &w->p, RA_F32, RA_F32, false);
     }
 }
 
-static void check_world(const world *w, const answer *want)
+static void check_reports(const world *w, int64_t *chunks)
 {
     for (int rank = 0; rank < w->l.ranks; rank++) {
         const rank_report *report = &w->report[rank];
+        assert_true(w->chunks[rank] >= 0);
+        *chunks += w->chunks[rank];
         if (report->status != RA_OK) {
             fail_msg("%s: rank %d: %s: %s", support_case(), rank, report->call, report->message);
         }
     }
+}
+
+static void check_rounds(const world *w, const answer *want)
+{
     for (int round = 0; round < ROUNDS; round++) {
         if (!answer_same_bits(&w->got[round], want)) {
             problem_print(&w->p, &w->l);
@@ -132,26 +151,59 @@ static void check_world(const world *w, const answer *want)
     }
 }
 
+/* Sums that are taken in two parts are rounded otherwise. */
+static void check_near(const answer *got, const answer *want)
+{
+    const ra_tensor *const a[] = {&got->out, &got->lse, &got->dq, &got->dk, &got->dv};
+    const ra_tensor *const b[] = {&want->out, &want->lse, &want->dq, &want->dk, &want->dv};
+    for (int i = 0; i < 5; i++) {
+        double error = tensor_error(a[i], b[i]), largest = tensor_largest(b[i]);
+        if (!(error <= TOLERANCE * largest)) {
+            fail_msg("%s: tensor %d: error %.3g of %.3g", support_case(), i, error, largest);
+        }
+    }
+}
+
+/* What calls that are done when they return give. Where the plan joins computations the wrapper
+ * takes them in two parts, so that bits are its own. */
+static void run_at_once(world *w, answer *want)
+{
+    int64_t chunks = 0;
+    world_run(&w->p, &w->l, &w->o, want, NULL);
+    if (w->o.joined) {
+        w->at_once = true;
+        assert_true(world_each(w->l.ranks, run_rank, w));
+        check_reports(w, &chunks);
+        check_near(&w->got[0], want);
+        answer_free(want, false);
+        *want = w->got[0];
+        answer_create(&w->got[0], &w->p, RA_F32, RA_F32, false);
+        w->at_once = false;
+    }
+}
+
 static void late_calls_keep_bits(void **state)
 {
     (void)state;
-    int64_t worlds = support_steps(WORLDS);
+    int64_t worlds = support_steps(WORLDS), chunks = 0;
     for (int64_t number = 0; number < worlds; number++) {
         static world w;
         answer want;
         support_limit(60, "queued world %lld of seed %llu", (long long)number,
                       (unsigned long long)support_seed());
         world_create(&w, number);
-        world_run(&w.p, &w.l, &w.o, &want, NULL);
+        run_at_once(&w, &want);
         assert_true(world_each(w.l.ranks, run_rank, &w));
-        check_world(&w, &want);
+        check_reports(&w, &chunks);
+        check_rounds(&w, &want);
         for (int round = 0; round < ROUNDS; round++) {
             answer_free(&w.got[round], false);
         }
         answer_free(&want, false);
         problem_free(&w.p);
     }
-    printf("%lld worlds\n", (long long)worlds);
+    printf("%lld worlds; %lld chunks marked early\n", (long long)worlds, (long long)chunks);
+    assert_true(worlds < WORLDS || chunks > 0);
 }
 
 int main(int argc, char **argv)
