@@ -32,7 +32,8 @@ RA_API ra_status ra_backend_open_cuda(int device, const ra_cuda_options *options
 
 /* What one forward and one backward of a plan take on this rank, on an H200, predicted from the
  * plan alone: no device is needed. Within 20 % of what docs/kernels.md has measured; time that
- * waits for other ranks is not in it. */
+ * waits for other ranks is not in it. A plan of a CPU's ctx has a window's backward in two
+ * computations, of which a GPU makes one: a percent less. */
 typedef struct ra_cuda_forecast {
     size_t size;
     const char *forward_kernel, *backward_kernel; /* for contiguous tensors; "simple" is the plain
