@@ -17,12 +17,14 @@
 #include "backend/cpu/tile.h"
 #include "base/alloc.h"
 #include "base/mathx.h"
+#include "plan/schedule.h"
 
 enum {
     KEYS = RA_KEY_TILE,
     QUERIES = 48, /* of a block: half as many cost 5 %, twice as many gain nothing */
     SCORE_ROW = KEYS + RA_TILE_GAP,
 };
+_Static_assert(RA_SCHEDULE_TILE % KEYS == 0, "a plan's tiles are whole tiles");
 
 /* Byte offsets in a worker's scratch. */
 typedef struct layout {

@@ -10,6 +10,9 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "plan/schedule.h"
+
+_Static_assert(RA_SCHEDULE_TILE % RA_BLOCK_KEYS == 0, "a plan's tiles are whole blocks");
 
 enum { CUTS_MAX = 192 }; /* positions where a slab may end */
 
